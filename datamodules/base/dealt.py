@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from fl_lightning.datamodules.partition.parts import Parts
-from fl_lightning.engine.federation.batches import Examples, in_memory, take
+from fl_lightning.engine.federation.batches import Collate, Examples, SeededBatches, in_memory, take
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import numpy_generator
 
 
@@ -24,8 +25,7 @@ class Dealt:
         classes: (n,) int64 class of each example; None if the classes are unknown.
         num_classes: C, the number of classes, if some of them may not occur; 0 for one more than the largest class.
         names: the name of each client; None for clients without names.
-        kept: the examples that clients keep back from training, and the rows that are each client's own; None if the
-            clients keep none.
+        kept: the examples on which clients evaluate, and the rows that are each client's own; None if there are none.
     """
 
     examples: Examples
@@ -33,7 +33,7 @@ class Dealt:
     classes: Tensor | None
     num_classes: int = 0
     names: Sequence[str] | None = None
-    kept: tuple[TensorDataset, Parts] | None = None
+    kept: tuple[Examples, Parts] | None = None
 
     def dataset(self, client: int) -> Subset[Any]:
         """Return the examples on which a client trains."""
@@ -51,13 +51,35 @@ class Dealt:
         cells = owners * classes + self.classes[self.parts.rows]
         return torch.bincount(cells, minlength=clients * classes).view(clients, classes)
 
-    def kept_batches(self, client: int, batch_size: int) -> Iterator[list[Tensor]]:
-        """Yield the examples that a client keeps back from training, in batches, in order."""
-        if self.kept is not None:
-            dataset, parts = self.kept
-            for rows in torch.split(parts[client], batch_size):
-                if len(rows):  # torch.split makes one empty batch of no rows
-                    yield [take(tensor, rows) for tensor in dataset.tensors]
+    def kept_batches(self, client: int, batch_size: int, collate: Collate | None = None) -> Iterator[Any]:
+        """Yield a client's own examples for its evaluation, in batches, in order.
+
+        Args:
+            client: the client.
+            batch_size: number of examples in a batch.
+            collate: function that makes a batch from a list of examples; None to stack them.
+        """
+        if self.kept is None:
+            return
+        examples, parts = self.kept
+        rows = parts[client]
+        if not len(rows):
+            return
+        located = in_memory(examples, rows) if collate is None else None
+        if located is not None:
+            dataset, rows = located
+            for part in torch.split(rows, batch_size):
+                yield [take(tensor, part) for tensor in dataset.tensors]
+            return
+        batches = SeededBatches(examples, rows, batch_size, 0, collate or default_collate)
+        for number in range(len(batches)):
+            yield batches[number]
+
+
+def check_held_out(share: float) -> None:
+    """Refuse a share of each client's examples that is not in [0, 1)."""
+    if not 0 <= share < 1:  # also refuses nan
+        raise ConfigurationError(f"held_out must be in [0, 1), the share of each client's examples, got {share}")
 
 
 def hold_out(parts: Parts, share: float, seed: int) -> tuple[Parts, Parts]:

@@ -1,6 +1,7 @@
 """FederatedDataModule: the base class of all data modules. PartitionedData: an ordinary data set, dealt to clients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Never
 
@@ -10,12 +11,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt
+from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out
 from fl_lightning.datamodules.base.loaders import Loaders, column_of, deal, training_data
 from fl_lightning.datamodules.base.settings import Draws, Partitioned, Unpack
 from fl_lightning.datamodules.cohorts.availability import Availability
 from fl_lightning.datamodules.cohorts.sampling import UniformSampler
 from fl_lightning.datamodules.partition import IID, Partition, Stated
+from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.engine.federation.batches import Examples
 from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
 from fl_lightning.engine.federation.cohorts import ClientSampler
 from fl_lightning.engine.federation.data import FederatedData
@@ -196,6 +199,8 @@ class PartitionedData(FederatedDataModule):
         batch_size: number of examples in a client's batch; by default that of ``train_dataloader``.
         drop_last: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
         collate_fn: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
+        held_out: share of each client's examples, in [0, 1), that the client keeps back from training for evaluation;
+            drawn with the run's seed and rounded to whole examples; at least one example stays in training.
         federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
 
     Attributes:
@@ -216,9 +221,12 @@ class PartitionedData(FederatedDataModule):
         batch_size: int | None = None,
         drop_last: bool | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        held_out: float = 0.0,
         **federation: Unpack[Draws],
     ) -> None:
         super().__init__(batch_size=32 if batch_size is None else batch_size, **federation)
+        check_held_out(held_out)
+        self.held_out = held_out
         self._given = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn}
         self.datamodule, self.labels = datamodule, labels
         chosen = IID() if partition is None else partition
@@ -270,7 +278,23 @@ class PartitionedData(FederatedDataModule):
         self.datamodule.setup("fit")
         return self._deal()
 
+    @override
+    def held_out_batches(self, client: int) -> Iterator[Any]:
+        """Return the client's own examples for its evaluation, in batches, in order."""
+        return self._dealt.kept_batches(client, self.batch_size, self.collate_fn)
+
+    def own_tests(self, dealt: Dealt) -> tuple[Examples, Parts] | None:
+        """Return a test set and the rows of it that are each client's own; None if the data have no such rows."""
+        return None
+
     def _deal(self) -> Dealt:
+        dealt = self._deal_training_set()
+        if self.held_out:
+            parts, kept = hold_out(dealt.parts, self.held_out, self.seed)
+            return replace(dealt, parts=parts, kept=(dealt.examples, kept))
+        return replace(dealt, kept=self.own_tests(dealt))
+
+    def _deal_training_set(self) -> Dealt:
         examples, loader = training_data(self.datamodule)
         for name, value in self._given.items():
             setattr(self, name, loader[name] if value is None else value)

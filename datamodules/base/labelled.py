@@ -1,16 +1,17 @@
 """LabelledData: labelled examples in memory, partitioned over clients, with a proxy set for the server."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning.datamodules.base.dealt import Dealt, hold_out, in_order
+from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out, in_order
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
 from fl_lightning.datamodules.changes.corruption import Corruption
@@ -18,7 +19,7 @@ from fl_lightning.datamodules.changes.long_tail import long_tail, tail_sizes
 from fl_lightning.datamodules.changes.proxy_set import Balanced, Shuffled, draw_proxy
 from fl_lightning.datamodules.partition import IID, Partition
 from fl_lightning.datamodules.partition.base import check_enough
-from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.datamodules.partition.parts import Parts, rows_of
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 from fl_lightning.seeding import numpy_generator
 
@@ -34,9 +35,14 @@ class LabelledData(FederatedDataModule):
     ``train_examples`` are left out, the long tail thins out the classes, the partition deals the examples to the
     clients, the labels are corrupted, the clients hold examples out.
 
+    Data may come with their clients (writers, hospitals), as :meth:`clients` tells. Then, unless a partition is given,
+    these are the clients, in sorted order and with their names, and each client's own test examples are those that
+    :meth:`held_out_batches` gives; with ``held_out``, they are training examples, as for all data.
+
     Args:
-        num_clients: N, the number of clients, at least 1.
-        partition: partition that deals the training set to the clients; equal random parts by default.
+        num_clients: N, the number of clients, at least 1; not used where the data come with their clients.
+        partition: partition that deals the training set to the clients; equal random parts by default, or the clients
+            with which the data come.
         corruption: corruption of the clients' training labels; none by default.
         long_tail: ratio ρ >= 1 of the largest class of the training set to the smallest: class c keeps at most
             n_max ρ^(-c / (C - 1)) examples, where n_max is the size of the largest class; 1 leaves the classes as they
@@ -83,8 +89,7 @@ class LabelledData(FederatedDataModule):
         super().__init__(**federation)
         check_at_least(1, num_clients=num_clients, proxy_batch_size=proxy_batch_size, eval_batch_size=eval_batch_size)
         check_at_least(0, proxy_per_class=proxy_per_class)
-        if not 0 <= held_out < 1:
-            raise ConfigurationError(f"held_out must be in [0, 1), the share of each client's examples, got {held_out}")
+        check_held_out(held_out)
         if not (1 <= long_tail < math.inf and 1 <= proxy_long_tail < math.inf):  # also refuses nan
             raise ConfigurationError(
                 "long_tail and proxy_long_tail must be at least 1, the ratio of the largest class to the smallest, got "
@@ -93,7 +98,8 @@ class LabelledData(FederatedDataModule):
         check_choice("proxy_source", proxy_source, "test", "train")
         limits = {"train_examples": train_examples, "test_examples": test_examples}
         check_at_least(1, **{name: number for name, number in limits.items() if number is not None})
-        self.num_clients = num_clients
+        self._num_clients = num_clients
+        self._is_natural = partition is None
         self.partition = partition or IID()
         self.corruption = corruption
         self.long_tail = long_tail
@@ -115,12 +121,39 @@ class LabelledData(FederatedDataModule):
         """Return the (n,) int64 class of each example, below ``num_classes``; by default the targets themselves."""
         return targets
 
-    def groups(self) -> Tensor | None:
-        """Return the (n,) number of each training example's group (writer, speaker, device); None if unknown."""
+    def clients(self, train: bool) -> Sequence[str] | None:
+        """Return the (n,) name of the client of each training or test example; None if the data name no clients."""
         return None
 
+    def groups(self) -> Tensor | None:
+        """Return the (n,) number of each training example's group (writer, speaker, device); None if unknown.
+
+        By default, the groups are the clients with which the data come.
+        """
+        names = self.clients(True)
+        return None if names is None else torch.from_numpy(np.unique(names, return_inverse=True)[1])
+
+    @cached_property
+    def num_clients(self) -> int:  # type: ignore[override]  # known on loading only where the data name their clients
+        """N, the number of clients."""
+        return self._num_clients if self._names is None else len(self._names)
+
+    @cached_property
+    def client_names(self) -> Sequence[str] | None:  # type: ignore[override]
+        """The names of the clients; None for numbers alone."""
+        return self._names
+
+    @cached_property
+    def _names(self) -> Sequence[str] | None:
+        """The clients with which the data come, in sorted order; None where a partition makes the clients."""
+        names = self.clients(True) if self._is_natural else None
+        return None if names is None else sorted(set(names))
+
     def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
-        """Return the examples that the client keeps back from training, in batches of ``eval_batch_size``, in order."""
+        """Return the client's own examples for its evaluation, in batches of ``eval_batch_size``, in order.
+
+        They are the examples that the client keeps back from training, or the test examples that are the client's.
+        """
         return self._dealt.kept_batches(client, self.eval_batch_size)
 
     def val_dataloader(self) -> DataLoader[Any]:
@@ -156,13 +189,20 @@ class LabelledData(FederatedDataModule):
         if self.corruption is not None:
             generator = numpy_generator(self.seed, "corruption")
             train = (train[0], self.corruption.corrupt(train[1], parts, self.num_classes, generator))
-        parts, kept = hold_out(parts, self.held_out, self.seed)
+        own_tests = None
+        if self._names is not None and not self.held_out:
+            own_tests = self._own_tests(free["test"].nonzero().flatten())
+        if own_tests is None:
+            parts, kept = hold_out(parts, self.held_out, self.seed)
+            own_examples = (TensorDataset(*train), kept)
+        else:
+            own_examples = (TensorDataset(*test), own_tests)
         return _Loaded(
             examples=TensorDataset(*train),
             parts=parts,
             classes=self.labels(train[1]),
             num_classes=self.num_classes,
-            kept=(TensorDataset(*train), kept),
+            kept=own_examples,
             evaluation=TensorDataset(*(tensor[free["test"]] for tensor in test)),
             proxy=TensorDataset(*(tensor[in_proxy] for tensor in source)),
         )
@@ -182,10 +222,25 @@ class LabelledData(FederatedDataModule):
         mask[rows[torch.from_numpy(generator.choice(len(rows), number, replace=False))]] = True
         return mask
 
+    def _own_tests(self, rows: Tensor) -> Parts | None:
+        """Return each client's rows of the test set, among ``rows``; None if the test set names no clients."""
+        clients = self.clients(False)
+        return None if clients is None else self._parts_by_name(clients, rows)
+
+    def _parts_by_name(self, clients: Sequence[str], rows: Tensor) -> Parts:
+        """Return each named client's rows among ``rows``, given the (n,) name of each example's client."""
+        names = self._names or []
+        numbers = {name: number for number, name in enumerate(names)}
+        owners = torch.tensor([numbers.get(name, len(names)) for name in clients])[rows]
+        known = owners < len(names)  # test examples of a client that does not train are nobody's
+        return Parts.of(rows_of(owners[known].numpy(), len(names))).among(rows[known])
+
     def _deal(self, labels: Tensor, rows: Tensor) -> Parts:
         """Deal ``rows`` of the training set to the clients, thinned out by the long tail; return each client's rows."""
         if self.long_tail > 1:
             rows = rows[long_tail(labels[rows], self.long_tail, numpy_generator(self.seed, "long tail"))]
+        if self._names is not None and (clients := self.clients(True)) is not None:
+            return self._parts_by_name(clients, rows)
         by = self.groups() if self.partition.by == "groups" else labels
         if by is None:
             raise ConfigurationError(

@@ -43,12 +43,19 @@ class Partitioned(Draws, total=False):
     partition: Partition | Sequence[Any] | None
     labels: Sequence[Any] | None
     drop_last: bool | None
+    held_out: float
 
 
 class Stacked(Draws, total=False):
     """Whether a client's last batch is left out, too."""
 
     drop_last: bool
+
+
+class Kept(Stacked, total=False):
+    """What clients keep back from training, too."""
+
+    held_out: float
 
 
 class Federation(Stacked, total=False):

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from fl_lightning.datamodules.base.federated import PartitionedData
 from fl_lightning.datamodules.base.loaders import Loaders
-from fl_lightning.datamodules.base.settings import Stacked, Unpack
+from fl_lightning.datamodules.base.settings import Kept, Unpack
 from fl_lightning.datamodules.partition import Partition
 from fl_lightning.engine.federation.batches import check_examples
 from fl_lightning.errors import ConfigurationError
@@ -35,7 +35,7 @@ class HuggingFace(PartitionedData):
         partition: as for :class:`PartitionedData`; not together with ``client``.
         batch_size: number of examples in a batch, for evaluation, too.
         collate_fn: as for :class:`FederatedDataModule`, for evaluation, too.
-        federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
+        federation: ``participation``, ``seed``, ``held_out`` and the other arguments of :class:`PartitionedData`.
 
     Raises:
         ConfigurationError: the data set is streamed or cannot be read, a column is missing, or an argument is outside
@@ -53,7 +53,7 @@ class HuggingFace(PartitionedData):
         partition: Partition | Sequence[Any] | None = None,
         batch_size: int = 32,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        **federation: Unpack[Stacked],
+        **federation: Unpack[Kept],
     ) -> None:
         splits = _splits(train)
         check_columns(splits["train"], [*(columns or ()), *([client] if client else ())])

@@ -296,3 +296,37 @@ class Unknown(Tiny):
 def test_refusals(cls: type[LabelledData], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         cls(**settings).setup("fit")
+
+
+class Wards(Tiny):
+    """Tiny data that come with their clients: three wards of 20 training rows, and four with ten test rows or fewer."""
+
+    def clients(self, train: bool) -> list[str]:
+        if train:
+            return [["north", "south", "east"][row // 20] for row in range(60)]
+        return [["east", "west", "north"][row % 3] for row in range(30)]
+
+
+def test_the_clients_with_which_data_come() -> None:
+    """Each is a client with its name, and evaluates on its own test examples."""
+    data = Wards()
+    assert (data.num_clients, data.client_names) == (3, ["east", "north", "south"])
+    assert train_rows(data) == [list(range(40, 60)), list(range(20)), list(range(20, 40))]
+    own = [rows(data.held_out_batches(client)) for client in range(3)]
+    assert own == [list(range(0, 30, 3)), list(range(2, 30, 3)), []]  # south has no test rows, west does not train
+    assert rows(data.val_dataloader()) == list(range(30))
+
+
+def test_what_else_deals_data_with_clients() -> None:
+    """A share that is held out, a partition, and fewer examples."""
+    held_out = Wards(held_out=0.25)
+    own = rows(held_out.held_out_batches(0))
+    assert len(own) == 5
+    assert sorted(own + train_rows(held_out)[0]) == list(range(40, 60))
+    pooled = Wards(num_clients=2, partition=ClassesPerClient(2))
+    assert (pooled.num_clients, pooled.client_names) == (2, None)
+    assert not rows(pooled.held_out_batches(0))
+    fewer = Wards(train_examples=9, test_examples=6)
+    assert sum(map(len, train_rows(fewer))) == 9
+    assert sum(len(rows(fewer.held_out_batches(k))) for k in range(3)) <= 6
+    assert sorted(map(len, train_rows(Wards(num_clients=3, partition=Natural())))) == [20, 20, 20]

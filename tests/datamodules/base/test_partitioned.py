@@ -437,3 +437,28 @@ def test_a_users_subclass_makes_its_data_module_and_a_run_goes_on() -> None:
     settings = torch.load("runs/tiny/version_0/checkpoints/last.ckpt").get("datamodule_hyper_parameters", {})
     assert settings["file"] == "stays.csv"
     assert "partition" not in settings, "no object, which weights_only could not load"
+
+
+@pytest.mark.parametrize(
+    "collate", [None, lambda examples: [torch.stack(column) for column in zip(*examples, strict=True)]]
+)
+def test_what_clients_hold_out(collate: Any) -> None:
+    """The same rows from tensors and from a data set that is read example by example, disjoint from training."""
+    examples = TensorDataset(torch.arange(40.0).view(-1, 1), torch.arange(40) % 2)
+    given = [examples, [examples[row] for row in range(40)]]
+    kept = []
+    for train in given:
+        data = FederatedDataModule.from_loaders(train, num_clients=4, held_out=0.3, batch_size=2, collate_fn=collate)
+        data.setup("fit")
+        assert data.sizes.tolist() == [7] * 4
+        batches = [list(data.held_out_batches(client)) for client in range(4)]
+        assert [[len(batch[0]) for batch in own] for own in batches] == [[2, 1]] * 4
+        kept.append([batch[0].flatten().tolist() for own in batches for batch in own])
+        trained = {int(data.client_dataset(client)[row][0]) for client in range(4) for row in range(7)}
+        assert trained | {int(value) for batch in kept[-1] for value in batch} == set(range(40))
+    assert kept[0] == kept[1]
+
+
+def test_a_share_that_cannot_be_held_out() -> None:
+    with pytest.raises(ConfigurationError, match=r"held_out must be in \[0, 1\)"):
+        FederatedDataModule.from_loaders(TensorDataset(torch.ones(4, 1), torch.ones(4)), num_clients=2, held_out=1.0)

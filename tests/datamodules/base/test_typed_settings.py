@@ -42,8 +42,8 @@ def test_an_unknown_argument_is_refused_in_one_line() -> None:
     pair = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     for make, message in (
         (
-            lambda: FederatedDataModule.from_loaders(TensorDataset(*pair), num_clients=2, held_out=0.2),
-            "PartitionedData .* held",
+            lambda: FederatedDataModule.from_loaders(TensorDataset(*pair), num_clients=2, test_share=0.2),
+            "PartitionedData .* test_share",
         ),
         (lambda: datamodules.Table("my.csv", "y", held_out=0.2), "Table has no argument held_out: leave it out$"),
         (
