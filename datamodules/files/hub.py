@@ -69,8 +69,8 @@ def _read_hub(datasets: Any, name: str, subset: str | None) -> Any:
         within(ANSWER_S, lambda: hub.HfApi().dataset_info(name, timeout=ANSWER_S))
     except hub.errors.RepositoryNotFoundError:
         raise ConfigurationError(
-            f"expected train to be a folder, a file, or a name on the hub, got {name}, which is none of these, or is not "
-            "open to you: correct the name, or log in"
+            f"expected train to be a folder, a file, or a name on the hub, got {name}, which is none of these, or is "
+            "not open to you: correct the name, or log in"
         ) from None
     except Exception:  # no network, or one without the hub: datasets would try again for half a minute
         reached = False

@@ -1,9 +1,11 @@
 """Columns of Hugging Face data sets: checked, read, and images decoded as the images in folders are."""
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from io import BytesIO
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,16 +13,19 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, default_collate
 
 from fl_lightning.datamodules.base.dealt import in_order
+from fl_lightning.datamodules.changes.augmentation import Augmentation
+from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
 from fl_lightning.datamodules.files.folder import MODES, decode_image, opened
 from fl_lightning.datamodules.images.image_folder import check_constants, constants_of, count_values
 from fl_lightning.engine.federation.batches import TrainingBatch, check_examples
-from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, check_positive
+from fl_lightning.errors import ConfigurationError, check_choice, check_positive
 
 GREY = {"1", "L", "LA", "La"}  # PIL's names of the modes without colours
 GIB = 2**30
+ORIENTATION = 0x0112  # the EXIF tag
 TURNED = range(5, 9)  # EXIF orientations that exchange height and width
 
 
@@ -90,44 +95,61 @@ def image_columns(dataset: Any, columns: Sequence[str] | None, label: str) -> tu
         return None
     if len(classes) != 1:
         raise ConfigurationError(
-            f"expected a column of classes beside {images[0]}, got {', '.join(kinds)}: name the column by label, or all "
-            "columns of an example by columns"
+            f"expected a column of classes beside {images[0]}, got {', '.join(kinds)}: name the column by label, or "
+            "all columns of an example by columns"
         )
     return images[0], classes[0]
+
+
+def check_no_images(**settings: Any) -> None:
+    """Refuse settings of images for a data set whose images are not decoded."""
+    if given := [name for name, value in settings.items() if value]:
+        raise ConfigurationError(
+            f"expected one column of images, and no other choice of columns, for {', '.join(given)}, got other data: "
+            "leave these settings out"
+        )
 
 
 class ColumnImages(LightningDataModule):
     """The splits of a Hugging Face data set of labelled images, decoded when they are first asked for.
 
     Args:
-        splits: data sets by the names ``train``, ``val`` and ``test``.
+        splits: data sets, or lists of data sets that follow one another, by the names ``train``, ``test`` and ``val``.
         columns: names of the columns of the image and the class.
-        channels, image_size, mean, std, memory_gib: as for :class:`HuggingFace`.
         batch_size: number of examples in a batch.
         collate_fn: function that makes a batch of examples; None for PyTorch's own.
+        channels, image_size, mean, std, normalize, augment, memory_gib: as for :class:`HuggingFace`.
     """
 
     def __init__(
         self,
         splits: Mapping[str, Any],
         columns: tuple[str, str],
+        batch_size: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
         channels: int | None,
         image_size: int | tuple[int, int] | None,
         mean: tuple[float, ...] | None,
         std: tuple[float, ...] | None,
+        normalize: bool | tuple[float, float],
+        augment: Sequence[Augmentation] | Augmentation | None,
         memory_gib: float,
-        batch_size: int,
-        collate_fn: Callable[[list[Any]], Any] | None,
     ) -> None:
         super().__init__()
         size = (image_size, image_size) if isinstance(image_size, int) else image_size
-        if size is not None:
-            check_at_least(1, **{"the height in image_size": size[0], "the width in image_size": size[1]})
+        if size is not None and (len(size) != 2 or min(size) < 1):
+            raise ConfigurationError(f"expected image_size to be pixels >= 1, or height and width, got {image_size}")
         check_choice("channels", channels, None, *MODES)
         check_positive(memory_gib=memory_gib)
         if mean is not None or std is not None:
             check_constants(mean, std, channels or len(mean or std or ()))
-        self._splits, self._image, self._label = splits, columns[0], columns[1]
+        self.normalize, self.augment = normalize, checked_augment(augment, normalize, collate_fn)
+        # A data set that serves twice is decoded once, under the first of its names.
+        first = {id(split): name for name, split in reversed(splits.items())}
+        self._names = {name: first[id(split)] for name, split in splits.items()}
+        own = {name: split for name, split in splits.items() if self._names[name] == name}
+        self._splits = {name: split if isinstance(split, list) else [split] for name, split in own.items()}
+        self._image, self._label = columns
         self._channels, self._size, self._given, self._memory = channels, size, (mean, std), memory_gib * GIB
         self._batch_size, self._collate_fn = batch_size, collate_fn
         for name in splits:
@@ -136,54 +158,166 @@ class ColumnImages(LightningDataModule):
     @cached_property
     def num_classes(self) -> int:
         """C, the number of classes: as the data set says, else 1 + the largest label."""
-        known = getattr(self._splits["train"].features[self._label], "num_classes", None)
+        known = getattr(self._splits["train"][0].features[self._label], "num_classes", None)
         return known or 1 + max(int(labels.max()) for labels in self._labels.values())
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """The mean of each channel of images in [0, 1]: as given, else measured on the training set."""
+        return self._constants[0]
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """The standard deviation of each channel, as :attr:`mean`."""
+        return self._constants[1]
 
     @cached_property
     def sets(self) -> dict[str, Dataset[Any]]:
-        """The examples of each split, uint8 images (C, H, W) and int64 labels: in memory if they fit."""
-        stored = {name: _stored(split, self._image) for name, split in self._splits.items()}
+        """The examples of each data set, uint8 images (C, H, W) and int64 labels: in memory if they fit."""
+        stored = {name: ConcatDataset([_stored(p, self._image) for p in split]) for name, split in self._splits.items()}
         shape = self._shape(stored)
-        size = sum(map(len, stored.values())) * int(np.prod(shape))
+        size = sum(map(len, stored.values())) * math.prod(shape)
         if size > self._memory:
             rank_zero_warn(
-                f"the decoded images would take {size / GIB:,.1f} GiB, more than memory_gib={self._memory / GIB:g}: they "
-                "are decoded again whenever they are used"
+                f"the decoded images would take {size / GIB:.2g} GiB, more than memory_gib={self._memory / GIB:.2g}: "
+                "they are decoded whenever they are used, which is slower"
             )
-        sets = {}
+        sets: dict[str, Dataset[Any]] = {}
         for name, split in stored.items():
-            check_examples(split, f"the split {name}")
             images = LazyImages(split, self._image, self._labels[name], shape, name)
             sets[name] = images if size > self._memory else images.in_memory()
         return sets
 
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Turn the images of a batch into inputs, as :meth:`ImageData.on_after_batch_transfer` does."""
+        return to_inputs(batch, self)
+
+    def collate(self, name: str) -> Callable[[list[Any]], Any] | None:
+        """Return the function that makes a batch of a split's examples; None for PyTorch's own."""
+        if name == "train" and self._collate_fn is None and isinstance(self.sets[name], LazyImages):
+            return _stack_for_training
+        return self._collate_fn
+
+    def _loader(self, name: str) -> DataLoader[Any]:
+        dataset: Any = self.sets[self._names[name]]
+        collate = self.collate(name)
+        if name != "train" and collate is None and isinstance(dataset, TensorDataset):
+            return in_order(dataset, self._batch_size)
+        return DataLoader(dataset, self._batch_size, collate_fn=collate, generator=torch.Generator())
+
     @cached_property
-    def constants(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel of the training set: as given, else measured."""
+    def _constants(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         train: Any = self.sets["train"]
         mean, std = self._given
         if mean is not None:
-            return check_constants(mean, std, train[0][0].shape[0])
-        chunks = train.tensors[0].split(1000) if isinstance(train, TensorDataset) else (x[None] for x, _ in train)
-        counts = torch.zeros((), dtype=torch.int64)
-        for chunk in chunks:
-            counts = counts + count_values(chunk)
-        return constants_of(counts)
+            return check_constants(mean, std, len(train[0][0]))
+        in_memory = isinstance(train, TensorDataset)
+        chunks = train.tensors[0].split(1000) if in_memory else (image[None] for image, _ in train)
+        return constants_of(sum(map(count_values, chunks), torch.tensor(0)))
+
+    @property
+    def labels(self) -> Tensor:
+        """(n,) int64 class of each training image."""
+        return self._labels["train"]
 
     @cached_property
     def _labels(self) -> dict[str, Tensor]:
         labels = {}
         for name, split in self._splits.items():
-            values = column_of(split, self._label)
+            values = np.concatenate([column_of(part, self._label) for part in split])
             if values.dtype.kind not in "iub" or values.ndim != 1 or not len(values) or values.min() < 0:
                 raise ConfigurationError(
-                    f"expected classes from 0 in the column {self._label} of {name}, got {values.dtype} from "
+                    f"expected classes from 0 in the column {self._label} of the {name} set, got {values.dtype} from "
                     f"{min(values, default='none')}: name another column by label, or convert it with "
                     "class_encode_column"
                 )
             labels[name] = torch.from_numpy(values.astype(np.int64))
         return labels
 
-    def _shape(self, stored: Mapping[str, Any]) -> tuple[int, int, int]:
+    def _shape(self, stored: Mapping[str, ConcatDataset[Any]]) -> tuple[int, int, int]:
         """Look at all images; return the shape that they get, and warn of those that are scaled to it."""
-        found = {name: Counter(_looks(row, name, self._image) for row in split) for name, split in stored.items()}
+        looks = {name: Counter(self._looks(name, split)) for name, split in stored.items()}
+        sizes: Counter[tuple[int, int]] = Counter()
+        for (size, _), count in looks["train"].items():
+            sizes[size] += count
+        grey = all(is_grey for _, is_grey in looks["train"])
+        height, width = self._size or sizes.most_common(1)[0][0]
+        others: Counter[tuple[int, int]] = Counter()
+        for found in looks.values():
+            for (size, _), count in found.items():
+                if size != (height, width):
+                    others[size] += count
+        if others:
+            (other_height, other_width), _ = others.most_common(1)[0]
+            rank_zero_warn(
+                f"expected images of {width}x{height} pixels, got {others.total():,} of other sizes, such as "
+                f"{other_width}x{other_height}: they are scaled until they cover {width}x{height}, and their middle is "
+                "cut out; set image_size for another size"
+            )
+        return self._channels or (1 if grey else 3), height, width
+
+    def _looks(self, name: str, split: ConcatDataset[Any]) -> Iterator[tuple[tuple[int, int], bool]]:
+        """Yield height and width of each image of a split, as it is turned upright, and whether it is grey."""
+        for number, row in enumerate(_rows(split)):
+            with opened(_file(row[self._image]), _called(number, name), header=True) as image:
+                turned = "exif" in image.info and image.getexif().get(ORIENTATION) in TURNED
+                size = (image.width, image.height) if turned else (image.height, image.width)
+                yield size, image.mode in GREY
+
+
+class LazyImages(Dataset[tuple[Tensor, Tensor]]):
+    """Labelled images that are decoded whenever they are read: uint8 (C, H, W), int64.
+
+    Args:
+        stored: Hugging Face data sets, one after the other, with the bytes or paths of the images.
+        image: name of the column of images.
+        labels: (n,) class of each image.
+        shape: shape (C, H, W) of every image.
+        name: name of the split, for messages.
+    """
+
+    def __init__(
+        self, stored: ConcatDataset[Any], image: str, labels: Tensor, shape: tuple[int, int, int], name: str
+    ) -> None:
+        self.stored, self.image, self.labels, self.shape, self.name = stored, image, labels, shape, name
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        pixels = torch.empty(self.shape, dtype=torch.uint8)
+        decode_image(_file(self.stored[int(index)][self.image]), pixels, True, _called(int(index), self.name))
+        return pixels, self.labels[index]
+
+    def in_memory(self) -> TensorDataset:
+        """Decode all images into one tensor (n, C, H, W)."""
+        images = torch.empty(len(self), *self.shape, dtype=torch.uint8)
+        for number, row in enumerate(_rows(self.stored)):
+            decode_image(_file(row[self.image]), images[number], True, _called(number, self.name))
+        return TensorDataset(images, self.labels)
+
+
+def _stack_for_training(examples: list[Any]) -> TrainingBatch:
+    """Stack examples into a batch that may be augmented."""
+    return TrainingBatch(default_collate(examples))
+
+
+def _stored(split: Any, image: str) -> Any:
+    """Return the column of images as it is stored, not decoded by the library."""
+    kind = type(split.features[image])
+    return split.with_format(None).select_columns([image]).cast_column(image, kind(decode=False))
+
+
+def _rows(stored: ConcatDataset[Any]) -> Iterator[Any]:
+    """Yield the rows of data sets in order, which they read many at once."""
+    return chain.from_iterable(stored.datasets)
+
+
+def _file(cell: Mapping[str, Any] | None) -> str | BytesIO:
+    """Return the content or the path of a stored image; no content if the image is missing."""
+    content, path = (cell["bytes"], cell["path"]) if cell else (None, None)
+    return path if content is None and path else BytesIO(content or b"")
+
+
+def _called(number: int, name: str) -> str:
+    return f"row {number} of the {name} set"

@@ -1,46 +1,84 @@
 """HuggingFace: a Hugging Face data set, dealt by one of its columns or by a partition."""
 
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
-from torch.utils.data import Dataset
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from typing_extensions import override
 
+from fl_lightning.datamodules.base.dealt import Dealt
 from fl_lightning.datamodules.base.federated import PartitionedData
 from fl_lightning.datamodules.base.loaders import Loaders
 from fl_lightning.datamodules.base.settings import Kept, Unpack
+from fl_lightning.datamodules.changes.augmentation import Augmentation
+from fl_lightning.datamodules.files.hub import read_splits
 from fl_lightning.datamodules.partition import Partition
-from fl_lightning.engine.federation.batches import check_examples
+from fl_lightning.datamodules.partition.parts import Parts, rows_of
+from fl_lightning.datamodules.tables.columns import (
+    ColumnImages,
+    check_columns,
+    check_no_images,
+    column_of,
+    image_columns,
+    prepared,
+)
+from fl_lightning.engine.federation.batches import Examples, TrainingBatch
 from fl_lightning.errors import ConfigurationError
+
+VALIDATION = ("validation", "valid", "val", "dev")  # names of the split, the usual one first
 
 
 class HuggingFace(PartitionedData):
     """A Hugging Face data set, dealt to the clients by a column or a partition.
 
-    Examples are dicts of tensors, in the data set's own format if one is set.
+    Where one column holds images, examples are (image, class): images are decoded once into bytes (C, H, W) in memory,
+    turned by their EXIF orientation, scaled until they cover ``image_size`` (bilinear, antialiased), and their middle
+    is cut out. Batches ``[images, labels]`` become inputs on the device as those of :class:`ImageData`. All other
+    examples are dicts of tensors. A data set with a format or a transform of its own is read as it is.
 
     Args:
-        train: ``datasets.Dataset`` with the training examples; or a ``datasets.DatasetDict`` or a folder that
-            ``save_to_disk`` wrote, of which the split ``train`` is the training set, ``validation`` the validation set
-            and ``test`` the test set (if one of the last two is missing, the other serves as both).
+        train: ``datasets.Dataset`` with the training examples; a ``datasets.DatasetDict``; a folder that
+            ``save_to_disk`` wrote; a folder with the files of each split, as the hub keeps them (``train*.parquet``,
+            ``test/*.parquet``); a parquet file; or the name of a data set on the hub (``owner/name``), which is
+            downloaded to the cache of ``datasets``. The split ``train`` is the training set, ``validation`` the
+            validation set and ``test`` the test set (if one of the last two is missing, the other serves as both).
         test: ``datasets.Dataset`` to validate and test on; not together with splits of these names.
         client: name of the column that holds each example's client (writer, user) and is left out of the examples; each
-            distinct value is one client, in sorted order, and names the client (``client_names``).
-        columns: names of columns: examples become tuples of these columns, such as (image, label); dicts of all
-            columns by default.
-        label: name of the column of classes, for a partition by label; ignored if there is no such column.
+            distinct value is one client, in sorted order, and names the client (``client_names``). A warning says so if
+            it takes the place of a :class:`Partition`. If the test set has the column, too, and ``held_out`` is 0, each
+            client evaluates on its own test examples.
+        columns: names of columns: examples become tuples of these columns, undecoded; by default, dicts of all columns,
+            or images and classes.
+        label: name of the column of classes, for images and for a partition by label; if there is no such column, the
+            only column of type ``ClassLabel`` holds the classes of images.
         num_clients: N, the number of clients; only without ``client``.
-        partition: as for :class:`PartitionedData`; not together with ``client``.
+        partition: as for :class:`PartitionedData`; not together with ``client`` if it states the clients.
         batch_size: number of examples in a batch, for evaluation, too.
         collate_fn: as for :class:`FederatedDataModule`, for evaluation, too.
+        subset: name of the part of a data set on the hub that has several (``cropped_digits`` of SVHN).
+        channels: 3, where grey images become colour, or 1, where colour images become grey; by default 1 if all
+            training images are grey.
+        image_size: height and width in pixels, or one number for both; by default the commonest size in the training
+            set.
+        mean: mean of each channel of inputs in [0, 1]; by default measured, as ``std``, on the training set.
+        std: standard deviation of each channel, above 0.
+        normalize: as for :class:`ImageData`, for images only.
+        augment: as for :class:`ImageData`, for images only.
+        memory_gib: largest number of GiB that decoded images may take; larger sets are decoded example by example,
+            whenever they are used, with the same values.
         federation: ``participation``, ``seed``, ``held_out`` and the other arguments of :class:`PartitionedData`.
+
+    Attributes:
+        num_classes: C, the number of classes of images, or of a column ``label`` of type ``ClassLabel``.
 
     Raises:
         ConfigurationError: the data set is streamed or cannot be read, a column is missing, or an argument is outside
-            its range.
+            its range; on loading, an image cannot be decoded.
     """
+
+    by_example = True
 
     def __init__(
         self,
@@ -53,95 +91,77 @@ class HuggingFace(PartitionedData):
         partition: Partition | Sequence[Any] | None = None,
         batch_size: int = 32,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        subset: str | None = None,
+        channels: Literal[1, 3] | None = None,
+        image_size: int | tuple[int, int] | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        normalize: bool | tuple[float, float] = True,
+        augment: Sequence[Augmentation] | Augmentation | None = None,
+        memory_gib: float = 4.0,
         **federation: Unpack[Kept],
     ) -> None:
-        splits = _splits(train)
-        check_columns(splits["train"], [*(columns or ()), *([client] if client else ())])
-        if client and partition is not None:
+        splits = train if isinstance(train, Mapping) else {"train": train}
+        if isinstance(train, str):
+            splits = read_splits(train, subset)
+        training = splits["train"]
+        check_columns(training, [*(columns or ()), *([client] if client else ())])
+        if client and partition is not None and not isinstance(partition, Partition):
             raise ConfigurationError(f"expected client or partition, got both, with client={client}: leave one out")
-        stated = column_of(splits["train"], client) if client else partition
-        labels = column_of(splits["train"], label) if label in splits["train"].column_names else None
-        val = test if test is not None else splits.get("validation", splits.get("test"))
-        test = test if test is not None else splits.get("test", val)
-        sources = {"train": splits["train"], "val": val, "test": test}
-        for name, split in sources.items():
-            if split is not None:
-                sources[name] = prepared(split, columns, client)
+        if client and (partition is not None or num_clients is not None):
+            rank_zero_warn(f"the values of {client} are the clients: partition and num_clients are not used")
+            num_clients = None
+        found = [splits[name] for name in VALIDATION if name in splits]
+        val = next(iter(found), splits.get("test")) if test is None else test
+        sources = {"train": training, "test": splits.get("test", val) if test is None else test, "val": val}
+        sources = {name: split for name, split in sources.items() if split is not None}
+        pair = image_columns(training, columns, label)
+        images = None
+        if pair is None:
+            check_no_images(channels=channels, image_size=image_size, mean=mean, std=std, augment=augment)
+            raw = {name: prepared(split, columns, client) for name, split in sources.items()}
+            source: Any = Loaders(batch_size=batch_size, collate_fn=collate_fn, **raw)
+        else:
+            label = pair[1]
+            source = images = ColumnImages(
+                sources,
+                pair,
+                batch_size,
+                collate_fn,
+                channels,
+                image_size,
+                mean,
+                std,
+                normalize,
+                augment,
+                memory_gib,
+            )
+        labels = column_of(training, label) if label in training.column_names else None
         super().__init__(
-            Loaders(batch_size=batch_size, collate_fn=collate_fn, **sources),
+            source,
             num_clients=num_clients,
-            partition=stated,
+            partition=column_of(training, client) if client else partition,
             labels=labels if labels is not None and labels.dtype.kind in "iubSU" else None,
             **federation,
         )
+        self._images, self._client, self._test = images, client, sources.get("test")
+        classes = getattr(training.features.get(label), "num_classes", None)
+        if images is not None or classes is not None:
+            self.num_classes: int = classes if images is None else images.num_classes
 
+    @override
+    def held_out_batches(self, client: int) -> Iterator[Any]:
+        """Return the client's own examples for its evaluation, in batches, in order; they are not augmented."""
+        for batch in super().held_out_batches(client):
+            yield list(batch) if isinstance(batch, TrainingBatch) else batch
 
-class Tuples(Dataset[tuple[Any, ...]]):
-    """The examples of a Hugging Face data set as tuples of some columns."""
-
-    def __init__(self, dataset: Any, columns: Sequence[str]) -> None:
-        self.dataset, self.columns = dataset, columns
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        example = self.dataset[index]
-        return tuple(example[column] for column in self.columns)
-
-
-def prepared(dataset: Any, columns: Sequence[str] | None, client: str | None = None) -> Any:
-    """Return a Hugging Face data set that gives tensors, without the client column, in tuples if columns are named."""
-    check_columns(dataset, columns or ())
-    if dataset.format["type"] is None:
-        dataset = dataset.with_format("torch")
-    if client in dataset.column_names and client not in (columns or ()):
-        dataset = dataset.remove_columns([client])
-    return Tuples(dataset, columns) if columns else dataset
-
-
-def check_columns(dataset: Any, columns: Sequence[str]) -> None:
-    """Refuse a data set that is streamed, is no Hugging Face data set, or lacks one of the columns."""
-    names = getattr(dataset, "column_names", None)
-    if names is None or not hasattr(dataset, "with_format"):
-        raise ConfigurationError(
-            f"expected a datasets.Dataset (pip install 'fl-lightning[huggingface]'), got {type(dataset).__name__}: "
-            "give such a data set, or use FederatedDataModule.from_loaders"
-        )
-    check_examples(dataset, "the data set")
-    if missing := [column for column in columns if column not in names]:
-        raise ConfigurationError(f"expected columns {', '.join(missing)}, got {', '.join(names)}: choose among these")
-
-
-def column_of(dataset: Any, name: str) -> Any:
-    """Return one column of a Hugging Face data set as an array."""
-    return np.asarray(dataset.with_format(None)[name][:])
-
-
-def _splits(train: Any) -> Mapping[str, Any]:
-    """Return the data sets that are given, by the names of their splits."""
-    if isinstance(train, Mapping):
-        return train
-    return _read_folder(train) if isinstance(train, str) else {"train": train}
-
-
-def _read_folder(path: str) -> Mapping[str, Any]:
-    """Read the folder that ``save_to_disk`` of a Dataset or a DatasetDict wrote."""
-    try:
-        load = import_module("datasets").load_from_disk
-    except ImportError:
-        raise ConfigurationError(
-            "reading a Hugging Face data set needs datasets: pip install 'fl-lightning[huggingface]'"
-        ) from None
-    folder = Path(path).expanduser().absolute()
-    try:
-        saved = load(str(folder))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"expected a folder that save_to_disk wrote in {folder}, got {' '.join(str(error).split())[:100]!r}: point "
-            "train to such a folder"
-        ) from None
-    splits: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {"train": saved}
-    if "train" not in splits:
-        raise ConfigurationError(f"expected a split train in {folder}, got {', '.join(splits)}: rename a split")
-    return splits
+    @override
+    def own_tests(self, dealt: Dealt) -> tuple[Examples, Parts] | None:
+        """Return the test set and the rows of it that hold each client's value in the client column."""
+        if self._client is None or self._test is None or self._client not in self._test.column_names:
+            return None
+        names = {name: number for number, name in enumerate(dealt.names or ())}
+        owners = np.array([names.get(str(value), len(names)) for value in column_of(self._test, self._client).tolist()])
+        rows = np.flatnonzero(owners < len(names))  # examples of a client that does not train are nobody's
+        examples = self._images.sets["test"] if self._images else self.datamodule.test_dataloader().dataset
+        return examples, rows_of(owners[rows], len(names)).among(torch.from_numpy(rows))

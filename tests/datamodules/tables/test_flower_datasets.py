@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from lib.command import fit, rows
 from lib.toy import Linear, trainer
+from PIL import Image
 from torch import Tensor
 
 from fl_lightning import FederatedOrchestrator
-from fl_lightning.datamodules import FlowerDatasets
+from fl_lightning.datamodules import FlowerDatasets, HuggingFace
 from fl_lightning.errors import ConfigurationError
 
 datasets: Any = pytest.importorskip("datasets")
@@ -88,3 +91,53 @@ def test_a_partitioner_has_no_splits() -> None:
         with pytest.raises(ConfigurationError, match="expected a FederatedDataset, or a Partitioner and a test set"):
             FlowerDatasets(source, test="test")
     assert len(next(iter(FlowerDatasets(made, test=made.dataset).val_dataloader()))["x"]) == 12
+
+
+def images(count: int) -> Any:
+    """Png images of random bytes; image i is of class i mod 10 and of user i mod 3."""
+    pixels = np.random.default_rng(count).integers(0, 256, (count, 28, 28), dtype=np.uint8)
+    features = datasets.Features(
+        image=datasets.Image(), label=datasets.ClassLabel(num_classes=10), user=datasets.Value("string")
+    )
+    columns = {"label": [i % 10 for i in range(count)], "user": [str(i % 3) for i in range(count)]}
+    return datasets.Dataset.from_dict({"image": list(map(Image.fromarray, pixels)), **columns}, features=features)
+
+
+@pytest.mark.parametrize("memory_gib", [4.0, 1e-9])
+def test_images_are_those_of_hugging_face(memory_gib: float) -> None:
+    """The same clients by a natural id and by a column; in memory, and decoded example by example."""
+    made = partitioners.NaturalIdPartitioner(partition_by="user")
+    made.dataset = images(30)
+    data = FlowerDatasets(made, test=images(6), batch_size=8, memory_gib=memory_gib)
+    other = HuggingFace(images(30), test=images(6), client="user", batch_size=8)
+    assert data.num_classes == 10
+    counts, other_counts = data.class_counts(), other.class_counts()
+    assert counts is not None
+    assert other_counts is not None
+    assert counts.tolist() == other_counts.tolist()
+    for client in range(3):
+        batches = [d.client_batches(client, torch.Generator().manual_seed(1)) for d in (data, other)]
+        for batch, expected in zip(*batches, strict=True):
+            for each, same in zip(
+                data.on_after_batch_transfer(batch, 0), other.on_after_batch_transfer(expected, 0), strict=True
+            ):
+                assert torch.equal(each, same)
+    (test,) = data.val_dataloader()
+    assert torch.equal(data.on_after_batch_transfer(test, 0)[0], other.on_after_batch_transfer(test, 0)[0])
+
+
+def test_a_yaml_of_the_manual_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With parquet files on disk in place of the data set of the hub that the manual names."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    manual = (Path(__file__).parents[3] / "docs" / "how-to" / "own-data.md").read_text()
+    (block,) = [part for part in manual.split("```yaml\n") if "class_path: FlowerDatasets" in part[:60]]
+    Path("hub").mkdir()
+    for name, count in (("train", 60), ("test", 20)):
+        images(count).to_parquet(f"hub/{name}.parquet")
+    text = block.partition("```")[0]
+    assert "dataset: ylecun/mnist, partitioners: {train: 100}" in text
+    Path("flower.yaml").write_text(text.replace("ylecun/mnist", str(tmp_path / "hub")).replace("100", "4"))
+    fit("--config=flower.yaml", "--trainer.max_epochs=2", config="mnist_gh.yaml")
+    table = rows("runs/mnist_gh/version_0/metrics.csv")
+    assert "val/top1" in table[-1]

@@ -106,7 +106,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({}, "expected num_clients, a stated partition or Natural with a column, got none"),
         ({"train": [1, 2]}, r"expected a datasets.Dataset \(pip install 'fl-lightning\[huggingface\]'\), got list"),
         ({"train": rows().to_iterable_dataset()}, "expected the data set to be .* got IterableDataset"),
-        ({"train": "nowhere"}, "expected a folder that save_to_disk wrote in .*nowhere, got .*: point train to such"),
+        ({"train": "nowhere"}, r"expected a folder, .* \(owner/name\), got .*nowhere, which does not exist: point"),
     ],
 )
 def test_refuses_other_data(change: dict[str, Any], message: str) -> None:
