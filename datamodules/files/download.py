@@ -32,6 +32,10 @@ AGENT = "fl-lightning"
 CHUNK = 2**16  # number of bytes read at once
 
 
+class AnsweredError(OSError):
+    """A server can be reached, and has answered with an error."""
+
+
 def download_whole(root: Path, folder: str, fetch: Callable[[Path], object], name: str, by_hand: str) -> None:
     """Download ``root/folder`` by way of a temporary folder, so that an interrupted download is never taken for data.
 
@@ -98,7 +102,7 @@ def unpack(archive: Path) -> None:
 def _receive(url: str, path: Path) -> str:
     """Write what a server sends to a file, and return its MD5 sum."""
     digest, done = hashlib.md5(usedforsecurity=False), 0
-    with _answer(url) as response, path.open("wb") as file, _progress(path.name, response.length) as show:
+    with answer(url) as response, path.open("wb") as file, _progress(path.name, response.length) as show:
         try:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
@@ -109,48 +113,30 @@ def _receive(url: str, path: Path) -> str:
     return digest.hexdigest()
 
 
-def _answer(url: str) -> Any:
-    """Send a request, and return the response as soon as its head has arrived."""
-    request = Request(url, headers={"User-Agent": AGENT})
-    try:
-        return within(ANSWER_S, lambda: urlopen(request, timeout=STALL_S))
-    except HTTPError as error:
-        raise OSError(f"{url} has answered {error.code} {error.reason}") from None
-    except NoAnswerError:
-        raise TimeoutError(f"{url} has not answered within {ANSWER_S:.0f} s") from None
-    except Exception as error:
-        reason = getattr(error, "reason", error)
-        raise OSError(f"{url} cannot be reached: {getattr(reason, 'strerror', None) or reason}") from None
+def answer(url: str) -> Any:
+    """Send a request, and return the response as soon as its head has arrived; raise an OSError after 10 s.
 
-
-class NoAnswerError(Exception):
-    """A function has not returned in time."""
-
-
-def within(seconds: float, ask: Callable[[], Any]) -> Any:
-    """Return what a function returns, or raise what it raises.
-
-    The function runs in a thread, because the look-up of a name has no timeout, and takes a minute on some machines
+    The request is sent in a thread, because the look-up of a name has no timeout, and takes a minute on some machines
     without a network.
-
-    Raises:
-        NoAnswerError: the function has not returned within ``seconds``.
     """
-    answer: Queue[tuple[Any, Exception | None]] = Queue()
+    answers: Queue[Any] = Queue()
 
-    def answered() -> None:
+    def ask() -> None:
         try:
-            answer.put((ask(), None))
+            answers.put(urlopen(Request(url, headers={"User-Agent": AGENT}), timeout=STALL_S))
         except Exception as error:  # raised below, in the thread that asks
-            answer.put((None, error))
+            answers.put(error)
 
-    Thread(target=answered, daemon=True).start()
+    Thread(target=ask, daemon=True).start()
     try:
-        response, error = answer.get(timeout=seconds)
+        response = answers.get(timeout=ANSWER_S)
     except Empty:
-        raise NoAnswerError from None
-    if error is not None:
-        raise error
+        raise TimeoutError(f"{url} has not answered within {ANSWER_S:.0f} s") from None
+    if isinstance(response, HTTPError):
+        raise AnsweredError(f"{url} has answered {response.code} {response.reason}")
+    if isinstance(response, Exception):
+        reason = getattr(response, "reason", response)
+        raise OSError(f"{url} cannot be reached: {getattr(reason, 'strerror', None) or reason}")
     return response
 
 

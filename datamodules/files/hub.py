@@ -6,10 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.datamodules.files.download import ANSWER_S, within
+from fl_lightning.datamodules.files.download import AnsweredError, answer
 from fl_lightning.errors import ConfigurationError
-
-BY_HAND = "save it where there is a network, with save_to_disk, and point train to that folder"
 
 
 def read_splits(path: str, subset: str | None) -> Mapping[str, Any]:
@@ -49,7 +47,7 @@ def read_splits(path: str, subset: str | None) -> Mapping[str, Any]:
 def _read_local(datasets: Any, place: Path, subset: str | None) -> Any:
     saved = (place / "dataset_dict.json").exists() or (place / "state.json").exists()
     try:
-        with _silent(datasets):
+        with _silent(datasets, bars=False):
             if saved:
                 return datasets.load_from_disk(str(place))
             if place.is_file():
@@ -63,31 +61,35 @@ def _read_local(datasets: Any, place: Path, subset: str | None) -> Any:
 
 
 def _read_hub(datasets: Any, name: str, subset: str | None) -> Any:
-    hub = import_module("huggingface_hub")
-    reached = True
+    offline = datasets.config.HF_HUB_OFFLINE
+    reached = not offline and _is_reached(datasets.config.HF_ENDPOINT)
     try:
-        within(ANSWER_S, lambda: hub.HfApi().dataset_info(name, timeout=ANSWER_S))
-    except hub.errors.RepositoryNotFoundError:
-        raise ConfigurationError(
-            f"expected train to be a folder, a file, or a name on the hub, got {name}, which is none of these, or is "
-            "not open to you: correct the name, or log in"
-        ) from None
-    except Exception:  # no network, or one without the hub: datasets would try again for half a minute
-        reached = False
-    before = datasets.config.HF_HUB_OFFLINE
-    try:
-        datasets.config.HF_HUB_OFFLINE = before or not reached  # reads what an earlier run has downloaded
-        with _silent(datasets, bars=reached):
+        datasets.config.HF_HUB_OFFLINE = not reached  # then the library reads what an earlier run has downloaded
+        with _silent(datasets, bars=True):
             return datasets.load_dataset(name, subset)
     except Exception as error:  # of many classes
         reason = _reason(error) if reached else "no such folder here, and no answer from the hub"
-        raise ConfigurationError(f"expected to read {name} from the hub, got {reason!r}: {BY_HAND}") from None
+        raise ConfigurationError(
+            f"expected to read {name} from the hub, got {reason!r}: correct the name, or save the data set where there "
+            "is a network, with save_to_disk, and point train to that folder"
+        ) from None
     finally:
-        datasets.config.HF_HUB_OFFLINE = before
+        datasets.config.HF_HUB_OFFLINE = offline
+
+
+def _is_reached(hub: str) -> bool:
+    """Tell whether the hub answers within 10 s; the library would try again for half a minute."""
+    try:
+        answer(hub).close()
+    except AnsweredError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
-def _silent(datasets: Any, bars: bool = False) -> Iterator[None]:
+def _silent(datasets: Any, bars: bool) -> Iterator[None]:
     """Keep the library from writing what the error says again, and from showing bars for what takes a moment."""
     level, shown = datasets.logging.get_verbosity(), datasets.is_progress_bar_enabled()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)

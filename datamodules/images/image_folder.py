@@ -111,7 +111,7 @@ def measure(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     Both are computed over all pixels, exactly, from the counts of the 256 values. A constant channel gets the standard
     deviation 1.
     """
-    return constants_of(torch.stack([count_values(part) for part in images.split(1000)]).sum(0))
+    return constants_of(torch.stack([count_values(part) for part in torch.split(images, 1000)]).sum(0))
 
 
 def count_values(images: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ class ColumnImages(LightningDataModule):
             check_constants(mean, std, channels or len(mean or std or ()))
         self.normalize, self.augment = normalize, checked_augment(augment, normalize, collate_fn)
         # A data set that serves twice is decoded once, under the first of its names.
-        first = {id(split): name for name, split in reversed(splits.items())}
+        first = {id(split): name for name, split in reversed([*splits.items()])}
         self._names = {name: first[id(split)] for name, split in splits.items()}
         own = {name: split for name, split in splits.items() if self._names[name] == name}
         self._splits = {name: split if isinstance(split, list) else [split] for name, split in own.items()}
@@ -174,7 +174,9 @@ class ColumnImages(LightningDataModule):
     @cached_property
     def sets(self) -> dict[str, Dataset[Any]]:
         """The examples of each data set, uint8 images (C, H, W) and int64 labels: in memory if they fit."""
-        stored = {name: ConcatDataset([_stored(p, self._image) for p in split]) for name, split in self._splits.items()}
+        stored: dict[str, ConcatDataset[Any]] = {
+            name: ConcatDataset([_stored(part, self._image) for part in parts]) for name, parts in self._splits.items()
+        }
         shape = self._shape(stored)
         size = sum(map(len, stored.values())) * math.prod(shape)
         if size > self._memory:
@@ -214,11 +216,6 @@ class ColumnImages(LightningDataModule):
         in_memory = isinstance(train, TensorDataset)
         chunks = train.tensors[0].split(1000) if in_memory else (image[None] for image, _ in train)
         return constants_of(sum(map(count_values, chunks), torch.tensor(0)))
-
-    @property
-    def labels(self) -> Tensor:
-        """(n,) int64 class of each training image."""
-        return self._labels["train"]
 
     @cached_property
     def _labels(self) -> dict[str, Tensor]:
@@ -310,7 +307,8 @@ def _stored(split: Any, image: str) -> Any:
 
 def _rows(stored: ConcatDataset[Any]) -> Iterator[Any]:
     """Yield the rows of data sets in order, which they read many at once."""
-    return chain.from_iterable(stored.datasets)
+    parts: Any = stored.datasets
+    return chain.from_iterable(parts)
 
 
 def _file(cell: Mapping[str, Any] | None) -> str | BytesIO:

@@ -102,8 +102,6 @@ class FlowerDatasets(FederatedDataModule):
     @override
     def class_counts(self) -> Tensor | None:
         """Return the (N, C) numbers of examples per client and class; None if ``label`` is no column of integers."""
-        if self._dealt is not None:
-            return super().class_counts()
         parts = [self._partitioner.load_partition(client) for client in range(self.num_clients)]
         if self.label not in parts[0].column_names:
             return None
@@ -130,10 +128,10 @@ class FlowerDatasets(FederatedDataModule):
 
     @cached_property
     def _images(self) -> ColumnImages | None:
-        parts = [self._partitioner.load_partition(client) for client in range(self.num_clients)]
-        columns = image_columns(parts[0], self.columns, self.label)
+        columns = image_columns(self._partitioner.load_partition(0), self.columns, self.label)
         if columns is None:
             return None
+        parts = [self._partitioner.load_partition(client) for client in range(self.num_clients)]
         splits = {"train": parts} | ({} if self.test is None else {"test": self._test_set()})
         return ColumnImages(splits, columns, self.batch_size, self.collate_fn, *self._settings)
 
@@ -144,7 +142,7 @@ class FlowerDatasets(FederatedDataModule):
         examples: Any = self._images.sets["train"]
         self.collate_fn = self._images.collate("train")
         parts = Parts(torch.arange(len(examples)), self.sizes)
-        return Dealt(examples=examples, parts=parts, classes=self._images.labels, num_classes=self.num_classes)
+        return Dealt(examples=examples, parts=parts, classes=None)
 
     @cached_property
     def _partitioner(self) -> Any:

@@ -145,9 +145,11 @@ class HuggingFace(PartitionedData):
             **federation,
         )
         self._images, self._client, self._test = images, client, sources.get("test")
-        classes = getattr(training.features.get(label), "num_classes", None)
-        if images is not None or classes is not None:
-            self.num_classes: int = classes if images is None else images.num_classes
+        classes: int | None = getattr(training.features.get(label), "num_classes", None)
+        if images is not None:
+            classes = images.num_classes
+        if classes is not None:
+            self.num_classes = classes
 
     @override
     def held_out_batches(self, client: int) -> Iterator[Any]:
@@ -163,5 +165,5 @@ class HuggingFace(PartitionedData):
         names = {name: number for number, name in enumerate(dealt.names or ())}
         owners = np.array([names.get(str(value), len(names)) for value in column_of(self._test, self._client).tolist()])
         rows = np.flatnonzero(owners < len(names))  # examples of a client that does not train are nobody's
-        examples = self._images.sets["test"] if self._images else self.datamodule.test_dataloader().dataset
+        examples: Any = self._images.sets["test"] if self._images else self.datamodule.test_dataloader().dataset
         return examples, rows_of(owners[rows], len(names)).among(torch.from_numpy(rows))

