@@ -16,6 +16,7 @@ SCRIPTS = Path(__file__).parent / "peers"
 PINS = {
     "jax": ("jax==0.10.2",),
     "flower": ("flwr[simulation]==1.41.0",),
+    "flower-datasets": ("flwr-datasets==0.6.1",),  # for its tests alone
     "pfl": ("pfl==0.6.0",),
     "fedjax": ("fedjax==0.0.17", "jax==0.4.25", "jaxlib==0.4.25", "dm-haiku==0.0.12", "numpy<2", "scipy<1.13"),
 }

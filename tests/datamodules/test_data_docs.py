@@ -33,7 +33,7 @@ ARRAYS, OWN, SPIRALS, ORDINARY, TABLE, HUGGING_FACE, FLOWER, NAMED, COUNTIES, TE
             (4, 2),
         ),
         ([TABLE], "(data.client_names, data.sizes.tolist())", (["bern", "oslo", "rome"], [1, 1, 2])),
-        ([HUGGING_FACE], "(writers.client_names, writers.sizes.tolist())", (["al", "bo", "cy"], [2, 4, 2])),
+        ([HUGGING_FACE], "(writers.client_names, writers.sizes.tolist())", (["al", "bo", "cy"], [10, 20, 10])),
         ([HUGGING_FACE, FLOWER], "(skewed.sizes.sum().item(), data.sizes.sum().item())", (8, 8)),
         (
             [WORLD],
