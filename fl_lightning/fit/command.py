@@ -162,8 +162,7 @@ class FederatedCLI(LightningCLI):
         trains = self.config.subcommand == "fit"
         config = self.config[self.config.subcommand]
         if RESET in self.args:
-            if rank_zero_only.rank == 0:
-                print(what_stays_behind(self.args), flush=True)
+            rank_zero_only(print)(what_stays_behind(self.args), flush=True)
             self.own_data = load_data(config.data)
             fit_network(config.model.client, self.own_data, self.args)
         root = Path(config.trainer.default_root_dir or TRAINER_DEFAULTS["default_root_dir"])

@@ -72,7 +72,7 @@ def load_data(settings: Namespace) -> FederatedDataModule:
     """Make the data module that a config describes, and load its training set; download what is missing."""
     parser = Parser()
     parser.add_subclass_arguments(FederatedDataModule, "data", required=True)
-    data: FederatedDataModule = parser.instantiate(Namespace(data=settings)).data
+    data: FederatedDataModule = parser.instantiate(Namespace(data=settings)).data  # type: ignore[no-untyped-call]
     data.prepare_data()
     data.setup("fit")
     return data
