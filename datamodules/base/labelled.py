@@ -1,7 +1,7 @@
 """LabelledData: labelled examples in memory, partitioned over clients, with a proxy set for the server."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -173,39 +173,65 @@ class LabelledData(FederatedDataModule):
         batches = (Balanced if self.proxy_balanced else Shuffled)(labels, self.proxy_batch_size)
         return DataLoader(dataset, batch_size=None, sampler=batches)
 
+    def unread(self, train: bool) -> "Unread | None":
+        """Find the training or the test set without reading its inputs; None where :meth:`load` reads them at once.
+
+        It is asked for where only a part of the examples is used.
+        """
+        return None
+
     @cached_property
     def _dealt(self) -> "_Loaded":
-        train = self._checked(*self.load(True))
-        test = self._checked(*self.load(False))
+        train = self._find_set(True)
+        test = self._find_set(False)
         sets = {"train": train, "test": test}
         source = sets[self.proxy_source]
         sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail).tolist()
-        in_proxy = draw_proxy(self.labels(source[1]), sizes, numpy_generator(self.seed, "proxy"))
-        free = {name: torch.ones(len(inputs), dtype=torch.bool) for name, (inputs, _) in sets.items()}
+        in_proxy = draw_proxy(self.labels(source.targets), sizes, numpy_generator(self.seed, "proxy"))
+        free = {name: torch.ones(len(examples.targets), dtype=torch.bool) for name, examples in sets.items()}
         free[self.proxy_source] &= ~in_proxy
         free["train"] = self._draw_examples("train", free["train"], self.train_examples)
         free["test"] = self._draw_examples("test", free["test"], self.test_examples)
-        parts = self._deal(self.labels(train[1]), free["train"].nonzero().flatten())
+        parts = self._deal(self.labels(train.targets), free["train"].nonzero().flatten())
+        targets = train.targets
         if self.corruption is not None:
             generator = numpy_generator(self.seed, "corruption")
-            train = (train[0], self.corruption.corrupt(train[1], parts, self.num_classes, generator))
-        own_tests = None
-        if self._names is not None and not self.held_out:
-            own_tests = self._own_tests(free["test"].nonzero().flatten())
-        if own_tests is None:
-            parts, kept = hold_out(parts, self.held_out, self.seed)
-            own_examples = (TensorDataset(*train), kept)
-        else:
-            own_examples = (TensorDataset(*test), own_tests)
+            targets = self.corruption.corrupt(targets, parts, self.num_classes, generator)
+        own_tests = self._own_tests(free["test"].nonzero().flatten())
+        parts, kept = hold_out(parts, self.held_out, self.seed)
+        used = _mask(len(targets), parts, kept) if isinstance(train, Unread) else None
+        examples = TensorDataset(self._inputs_of(train, used), targets if used is None else targets[used])
+        parts, kept = _among(parts, used), _among(kept, used)
+        evaluation = TensorDataset(self._inputs_of(test, free["test"]), test.targets[free["test"]])
         return _Loaded(
-            examples=TensorDataset(*train),
+            examples=examples,
             parts=parts,
-            classes=self.labels(train[1]),
+            classes=self.labels(examples.tensors[1]),
             num_classes=self.num_classes,
-            kept=own_examples,
-            evaluation=TensorDataset(*(tensor[free["test"]] for tensor in test)),
-            proxy=TensorDataset(*(tensor[in_proxy] for tensor in source)),
+            kept=(examples, kept) if own_tests is None else (evaluation, _among(own_tests, free["test"])),
+            evaluation=evaluation,
+            proxy=TensorDataset(self._inputs_of(source, in_proxy), source.targets[in_proxy]),
         )
+
+    def _find_set(self, train: bool) -> "Unread | _Read":
+        """Find or read the training or the test set."""
+        is_part = self.long_tail > 1 if train else False
+        is_part = is_part or (self.train_examples if train else self.test_examples) is not None
+        unread = self.unread(train) if is_part else None
+        if unread is None:
+            return _Read(*self._checked(*self.load(train)))
+        self._check_labels(len(unread.targets), unread.targets)
+        return unread
+
+    def _inputs_of(self, examples: "Unread | _Read", mask: Tensor | None) -> Tensor:
+        """Return the inputs of those examples for which a mask (n,) is true; of all without a mask, not copied."""
+        if isinstance(examples, _Read):
+            return examples.inputs if mask is None else examples.inputs[mask]
+        rows = torch.arange(len(examples.targets)) if mask is None else mask.nonzero().flatten()
+        inputs = examples.read(rows)
+        if len(rows):
+            inputs, _ = self._checked(inputs, examples.targets[rows])
+        return inputs
 
     def _draw_examples(self, name: str, free: Tensor, number: int | None) -> Tensor:
         """Draw the (n,) bool mask of the examples of a set to use, among those that are free."""
@@ -223,8 +249,8 @@ class LabelledData(FederatedDataModule):
         return mask
 
     def _own_tests(self, rows: Tensor) -> Parts | None:
-        """Return each client's rows of the test set, among ``rows``; None if the test set names no clients."""
-        clients = self.clients(False)
+        """Return each client's rows of the test set, among ``rows``; None if clients hold out, or have no such rows."""
+        clients = self.clients(False) if self._names is not None and not self.held_out else None
         return None if clients is None else self._parts_by_name(clients, rows)
 
     def _parts_by_name(self, clients: Sequence[str], rows: Tensor) -> Parts:
@@ -258,10 +284,14 @@ class LabelledData(FederatedDataModule):
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""
+        self._check_labels(len(inputs), targets)
+        return inputs, targets
+
+    def _check_labels(self, count: int, targets: Tensor) -> None:
         labels = self.labels(targets)
-        if labels.dtype != torch.int64 or labels.shape != inputs.shape[:1] or not len(inputs):
+        if labels.dtype != torch.int64 or labels.shape != (count,) or not count:
             raise ConfigurationError(
-                f"expected {type(self).__name__}.load to give int64 labels ({len(inputs)},), one per example, got "
+                f"expected {type(self).__name__}.load to give int64 labels ({count},), one per example, got "
                 f"{labels.dtype} {tuple(labels.shape)}: convert the labels"
             )
         if labels.min() < 0 or labels.max() >= self.num_classes:
@@ -269,7 +299,38 @@ class LabelledData(FederatedDataModule):
                 f"expected {type(self).__name__} to have labels from 0 to {self.num_classes - 1}, got "
                 f"{int(labels.min())} to {int(labels.max())}: set num_classes or renumber the labels"
             )
-        return inputs, targets
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Labelled examples whose inputs are read once it is known which of them a run uses.
+
+    Attributes:
+        targets: (n, ...) targets of all examples.
+        read: function that reads the inputs (m, ...) of the examples in rows (m,), which ascend; m may be 0.
+    """
+
+    targets: Tensor
+    read: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class _Read:
+    inputs: Tensor
+    targets: Tensor
+
+
+def _mask(count: int, *parts: Parts) -> Tensor:
+    """Return the (n,) bool mask of the rows in some parts."""
+    mask = torch.zeros(count, dtype=torch.bool)
+    for own in parts:
+        mask[own.rows] = True
+    return mask
+
+
+def _among(parts: Parts, mask: Tensor | None) -> Parts:
+    """Number the rows of parts anew, among those for which a mask is true; leave them without a mask."""
+    return parts if mask is None else Parts((mask.cumsum(0) - 1)[parts.rows], parts.sizes)
 
 
 @dataclass(frozen=True, kw_only=True)

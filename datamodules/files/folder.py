@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image, ImageOps
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from fl_lightning.datamodules.files.cache import cached
@@ -32,6 +34,11 @@ class ImageFiles:
     split: str
     files: list[str]
     labels: Tensor  # (n,) int64
+
+    def only(self, rows: Tensor) -> "ImageFiles":
+        """Return the files of some rows (m,)."""
+        count = f"{self.split}, {len(rows)} of {len(self.files)}"
+        return ImageFiles(self.folder, count, [self.files[row] for row in rows.tolist()], self.labels[rows])
 
 
 def find_image_folder(root: Path, names: Sequence[str], tests: Sequence[str] = ("test",)) -> tuple[Path, str] | None:
@@ -109,7 +116,11 @@ def read_images(
 
     def decode() -> Tensor:
         images = torch.empty(len(found.files), *shape, dtype=torch.uint8)
-        for image, path in zip(images, found.files, strict=True):
+        screen = Console(stderr=True)
+        bar = track(
+            found.files, f"decoding {found.split}", console=screen, transient=True, disable=not screen.is_terminal
+        )
+        for image, path in zip(images, bar, strict=True):
             decode_image(path, image, resize)
         return images
 
@@ -122,8 +133,12 @@ def class_names(split: Path) -> list[str]:
     return sorted(p.name for p in split.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def find_images(folders: Sequence[Path]) -> list[list[str]]:
-    """List the image files in each folder and below, sorted; refuse a folder without any; warn of other files."""
+def find_images(folders: Sequence[Path], may_be_empty: bool = False) -> list[list[str]]:
+    """List the image files in each folder and below, sorted; warn of other files.
+
+    Raises:
+        ConfigurationError: a folder has no images, and may not be empty.
+    """
     by_folder: list[list[str]] = []
     others: Counter[str] = Counter()
     for folder in folders:
@@ -137,12 +152,29 @@ def find_images(folders: Sequence[Path]) -> list[list[str]]:
                 elif suffix != ".txt" and not name.startswith("."):  # as TinyImageNet has texts
                     others[suffix or "without suffix"] += 1
         by_folder.append(sorted(images))
-        if not images:
+        if not images and not may_be_empty:
             raise ConfigurationError(f"expected {KINDS} in {folder}, got none: add images, or correct root")
     if others:
         words = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
         rank_zero_warn(f"expected {KINDS} in {os.path.commonpath(folders)}, got others, too: left out {words}")
     return by_folder
+
+
+def commonest_size(files: Sequence[str], most: int = 200) -> tuple[int, int]:
+    """Return the height and width that most of the image files have, looking at ``most`` of them at equal distances."""
+    step = -(-len(files) // most)
+    sizes: Counter[tuple[int, int]] = Counter()
+    for path in files[::step]:
+        with opened(path) as image:
+            sizes[image.height, image.width] += 1
+    (size, count), *_ = sizes.most_common()
+    if others := sizes.total() - count:
+        height, width = size
+        rank_zero_warn(
+            f"image_size is {height}x{width}, the commonest size; {others} of {sizes.total()} images looked at have "
+            "other sizes, and are scaled: image_size sets another"
+        )
+    return size
 
 
 @contextmanager

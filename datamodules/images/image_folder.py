@@ -1,6 +1,8 @@
 """ImageFolder: your own images, one folder per class."""
 
 import math
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -8,28 +10,46 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.datamodules.base.labelled import Unread
 from fl_lightning.datamodules.base.settings import Images, Unpack
 from fl_lightning.datamodules.files.cache import CACHE
-from fl_lightning.datamodules.files.folder import MODES, class_names, find_image_folder, list_images, read_images
+from fl_lightning.datamodules.files.folder import (
+    MODES,
+    ImageFiles,
+    class_names,
+    commonest_size,
+    find_image_folder,
+    list_images,
+    read_images,
+)
+from fl_lightning.datamodules.files.sites import SiteFiles, classes_of, list_sites, site_names
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError, check_choice, refusal
 
 
 class ImageFolder(ImageData):
-    """Your own images, in a folder for each class.
+    """Your own images, in a folder for each class, or for each site and class.
 
-    The images are ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``, or deeper. Classes are counted on
-    loading and numbered in sorted order; train and test must have the same class names. Images are turned by their EXIF
-    orientation, scaled until they cover ``image_size`` (bilinear, antialiased), and their middle is cut out.
+    The images are ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``, or deeper. With ``client`` or
+    ``domain``, they are ``root/<site>/<class>/*`` or ``root/<site>/{train,test}/<class>/*``: each site is a client with
+    its name, unless a partition is given, and its test images are what the client holds out. Classes are counted on
+    loading and numbered in sorted order; all folders of classes must have the same names, and those of a site may be
+    empty. Images are turned by their EXIF orientation, scaled until they cover ``image_size`` (bilinear, antialiased),
+    and their middle is cut out. Where ``train_examples``, ``test_examples`` or ``long_tail`` leave images out, these
+    are not decoded.
 
     Args:
-        root: folder that holds ``train`` and the test set: ``test`` or, if there is no ``test``, ``val``.
-        image_size: height and width in pixels, or one number for both.
+        root: folder that holds ``train`` and the test set, ``test`` or, if there is no ``test``, ``val``; or the sites.
+        image_size: height and width in pixels, or one number for both; null for the commonest size.
         channels: 3, where grey images become colour, or 1, where colour images become grey.
         mean: mean of each channel of inputs in [0, 1]; null to measure mean and standard deviation on the training set.
         std: standard deviation of each channel, above 0; null if ``mean`` is null.
         cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``, if
             set, takes the place of ``~/.cache``.
+        client: "folder" if ``root`` holds a folder for each client (site, hospital, writer).
+        domain: "folder" if ``root`` holds a folder for each domain (photo, sketch); they are the clients, too.
+        test_share: share in (0, 1) of the images of a site without a test set that are its test set, at least one
+            image; drawn with the run's seed.
         images: ``num_clients``, ``partition``, ``augment`` and the other arguments of :class:`ImageData`.
 
     Raises:
@@ -39,33 +59,58 @@ class ImageFolder(ImageData):
     def __init__(
         self,
         root: str,
-        image_size: int | tuple[int, int],
+        image_size: int | tuple[int, int] | None = None,
         channels: Literal[1, 3] = 3,
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
         cache: str | None = CACHE,
+        client: Literal["folder"] | None = None,
+        domain: Literal["folder"] | None = None,
+        test_share: float = 0.2,
         **images: Unpack[Images],
     ) -> None:
         super().__init__(**images)
-        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-        if len(size) != 2 or min(size) < 1:
-            raise ConfigurationError(f"expected image_size to be pixels >= 1, or height and width, got {image_size}")
         check_choice("channels", channels, *MODES)
+        if not 0 < test_share < 1:
+            raise ConfigurationError(f"test_share must be in (0, 1), the share of a site's images, got {test_share}")
+        if client and domain:
+            raise ConfigurationError("expected client or domain, got both: a folder of images is either")
+        self.mean, self.std = (0.0,) * channels, (1.0,) * channels  # until they are measured
         if mean is not None or std is not None:
             self.mean, self.std = check_constants(mean, std, channels)
         self.root = root
-        self.shape = (channels, size[0], size[1])
+        self.image_size = image_size
+        self.client, self.domain = client, domain
+        self.test_share = test_share
+        self.channels = channels
         self.measured = mean is None
         self.cache = cache
+        if image_size is not None:
+            _pair(image_size)
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]  # read only: counted in the folders
         """C, the number of class folders of the training set."""
-        return len(class_names(self._folder()[0] / "train"))
+        return len(self.class_names)
+
+    @property
+    def class_names(self) -> list[str]:
+        """The names of the classes, in sorted order."""
+        if self._by_site:
+            root = self._root()
+            return classes_of(root / site_names(root)[0])
+        return class_names(self._folder()[0] / "train")
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of every image."""
+        size = self.image_size
+        height, width = _pair(commonest_size(self._files(True).files) if size is None else size)
+        return self.channels, height, width
 
     @override
     def missing(self) -> str | None:
-        return refusal(self._folder)
+        return refusal(lambda: site_names(self._root()) if self._by_site else self._folder())
 
     def prepare_data(self) -> None:
         """Decode the images into the cache, where other processes find them."""
@@ -74,22 +119,65 @@ class ImageFolder(ImageData):
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,)."""
-        folder, test = self._folder()
-        files = list_images(folder, "train" if train else test, test)
-        images, labels = read_images(files, self.shape, self.cache, resize=True)
-        if train and self.measured:
+        files = self._files(train)
+        return self._read(files, train), files.labels
+
+    @override
+    def unread(self, train: bool) -> Unread:
+        files = self._files(train)
+        return Unread(files.labels, lambda rows: self._read(files.only(rows), train))
+
+    @override
+    def clients(self, train: bool) -> Sequence[str] | None:
+        """Return the site of each image; None without sites."""
+        files = self._files(train) if self._by_site else None
+        return files.sites if isinstance(files, SiteFiles) else None
+
+    def _read(self, files: ImageFiles, train: bool) -> Tensor:
+        images, _ = read_images(files, self.shape, self.cache, resize=True)
+        if train and self.measured and len(images):
             self.mean, self.std = measure(images)
-        return images, labels
+        return images
+
+    def _files(self, train: bool) -> ImageFiles:
+        """List the images of the training or the test set, once in the life of this data module."""
+        if train not in self._listed:
+            if self._by_site:
+                self._listed[train] = list_sites(self._root(), train, self.test_share, self.seed)
+            else:
+                folder, test = self._folder()
+                self._listed[train] = list_images(folder, "train" if train else test, test)
+        return self._listed[train]
+
+    @cached_property
+    def _listed(self) -> dict[bool, ImageFiles]:
+        return {}
+
+    @property
+    def _by_site(self) -> bool:
+        return bool(self.client or self.domain)
+
+    def _root(self) -> Path:
+        return Path(self.root).expanduser().absolute()
 
     def _folder(self) -> tuple[Path, str]:
-        root = Path(self.root).expanduser().absolute()
+        root = self._root()
         folder = find_image_folder(root, [], tests=("test", "val"))
         if folder is None:
             raise ConfigurationError(
                 f"expected an image folder {{train,test}}/<class>/* or {{train,val}}/<class>/* in {root}, got none: "
-                "point root to such a folder (--data.root DIR)"
+                "point root to such a folder (--data.root DIR), or say --data.client folder for <site>/<class>/*"
             )
         return folder
+
+
+def _pair(image_size: int | tuple[int, int]) -> tuple[int, int]:
+    """Return height and width; refuse what is neither one number of pixels nor two."""
+    sizes = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise ConfigurationError(f"expected image_size to be pixels >= 1, or height and width, got {image_size}")
+    height, width = sizes
+    return height, width
 
 
 def check_constants(

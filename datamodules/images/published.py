@@ -8,10 +8,11 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.datamodules.base.labelled import Unread
 from fl_lightning.datamodules.base.settings import Images, Unpack
 from fl_lightning.datamodules.files.cache import CACHE, cache_folder
 from fl_lightning.datamodules.files.download import download_whole
-from fl_lightning.datamodules.files.folder import find_image_folder, list_images, read_images
+from fl_lightning.datamodules.files.folder import ImageFiles, find_image_folder, list_images, read_images
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError
 
@@ -100,18 +101,36 @@ class PublishedImages(ImageData):
         """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,)."""
         image_folder = self.image_folder()
         if image_folder is not None:
-            folder, test = image_folder
-            files = list_images(folder, "train" if train else test, test, self.num_classes)
-            images, labels = read_images(files, (len(self.mean), *self.image_size), self.cache)
-        else:
-            folder = self.own_folder()
-            images, labels = self._read_own(train)
-        if len(images) != (expected := self.published[not train]):
+            files = self._files(train, *image_folder)
+            return self._read(files), files.labels
+        images, labels = self._read_own(train)
+        self._count(len(images), train, self.own_folder())
+        return images, labels
+
+    @override
+    def unread(self, train: bool) -> Unread | None:
+        image_folder = self.image_folder()
+        if image_folder is None:
+            return None
+        files = self._files(train, *image_folder)
+        return Unread(files.labels, lambda rows: self._read(files.only(rows)))
+
+    def _files(self, train: bool, folder: Path, test: str) -> ImageFiles:
+        files = list_images(folder, "train" if train else test, test, self.num_classes)
+        self._count(len(files.files), train, folder)
+        return files
+
+    def _read(self, files: ImageFiles) -> Tensor:
+        images, _ = read_images(files, (len(self.mean), *self.image_size), self.cache)
+        return images
+
+    def _count(self, images: int, train: bool, folder: Path) -> None:
+        """Warn of a number of images that is not the published one."""
+        if images != (expected := self.published[not train]):
             rank_zero_warn(
-                f"{self.name}: {len(images):,} of {expected:,} {'training' if train else 'test'} images are in "
+                f"{self.name}: {images:,} of {expected:,} {'training' if train else 'test'} images are in "
                 f"{folder}: the data may be half unpacked"
             )
-        return images, labels
 
     def absolute_root(self) -> Path:
         """Return ``root`` as an absolute path; by default, the folder that holds the data set or is to hold it."""

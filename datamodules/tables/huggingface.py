@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from fl_lightning.datamodules.base.dealt import Dealt
@@ -46,15 +45,14 @@ class HuggingFace(PartitionedData):
             validation set and ``test`` the test set (if one of the last two is missing, the other serves as both).
         test: ``datasets.Dataset`` to validate and test on; not together with splits of these names.
         client: name of the column that holds each example's client (writer, user) and is left out of the examples; each
-            distinct value is one client, in sorted order, and names the client (``client_names``). A warning says so if
-            it takes the place of a :class:`Partition`. If the test set has the column, too, and ``held_out`` is 0, each
-            client evaluates on its own test examples.
+            distinct value is one client, in sorted order, and names the client (``client_names``). If the test set has
+            the column, too, and ``held_out`` is 0, each client evaluates on its own test examples.
         columns: names of columns: examples become tuples of these columns, undecoded; by default, dicts of all columns,
             or images and classes.
         label: name of the column of classes, for images and for a partition by label; if there is no such column, the
             only column of type ``ClassLabel`` holds the classes of images.
         num_clients: N, the number of clients; only without ``client``.
-        partition: as for :class:`PartitionedData`; not together with ``client`` if it states the clients.
+        partition: as for :class:`PartitionedData`; not together with ``client``.
         batch_size: number of examples in a batch, for evaluation, too.
         collate_fn: as for :class:`FederatedDataModule`, for evaluation, too.
         subset: name of the part of a data set on the hub that has several (``cropped_digits`` of SVHN).
@@ -106,11 +104,8 @@ class HuggingFace(PartitionedData):
             splits = read_splits(train, subset)
         training = splits["train"]
         check_columns(training, [*(columns or ()), *([client] if client else ())])
-        if client and partition is not None and not isinstance(partition, Partition):
+        if client and partition is not None:
             raise ConfigurationError(f"expected client or partition, got both, with client={client}: leave one out")
-        if client and (partition is not None or num_clients is not None):
-            rank_zero_warn(f"the values of {client} are the clients: partition and num_clients are not used")
-            num_clients = None
         found = [splits[name] for name in VALIDATION if name in splits]
         val = next(iter(found), splits.get("test")) if test is None else test
         sources = {"train": training, "test": splits.get("test", val) if test is None else test, "val": val}

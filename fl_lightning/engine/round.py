@@ -177,14 +177,22 @@ class Round:
         return finite
 
     def _within_limit(self, norms: Tensor, clients: list[int]) -> list[bool]:
-        """Tell for each update's norm (K,) whether it is within the limit; name those above."""
-        multiple = self._policy.max_update_norm or math.inf
+        """Tell for each update's norm (K,) whether it is within the limit; leave out the clients of those above.
+
+        There is no limit without ``max_update_norm``, or if most clients send zero.
+
+        Raises:
+            TrainingError: a norm is above the limit, and the policy is to stop the run.
+        """
+        multiple = self._policy.max_update_norm
         median = float(norms.median())  # of an even number the lower one, so that one of two may be left out
-        limit = multiple * median or math.inf  # no limit if most clients send zero
+        if not multiple or median == 0:
+            return [True] * len(clients)
         fit: list[bool] = []
         for client, norm in zip(clients, norms.tolist(), strict=True):
-            fit.append(norm <= limit)
-            if not norm <= limit:
+            is_within = norm <= multiple * median
+            fit.append(is_within)
+            if not is_within:
                 reason = f"the norm of its update is {norm:.3g}, more than {multiple:g} times the median, {median:.3g}"
                 self.leave_out(client, reason, speaks=self._policy.speaks)
         return fit

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger
+from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 # Imported so that YAML finds all shipped classes by their short names.
@@ -30,6 +31,7 @@ from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
 from fl_lightning.fit.messages import GONE, ParsingError
+from fl_lightning.fit.own_data import RESET, begin_anew, fit_network, load_data, what_stays_behind
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.stop_signals import Stopping
 from fl_lightning.runs.config.resuming import Resumed, changed_settings, check_unchanged, tracked_run
@@ -82,7 +84,9 @@ class FederatedCLI(LightningCLI):
     """
 
     def __init__(self, args: Sequence[str], holds: Holds | None = None) -> None:
+        self.args = args
         self.holds = holds
+        self.own_data: FederatedDataModule | None = None  # a user's data that stand in for a config's, loaded
         self.stopping = Stopping()
         self.resumed: Resumed | None = None
         self.changed: dict[str, Any] | None = None  # settings that a resumed run may change; None if it may change none
@@ -157,6 +161,10 @@ class FederatedCLI(LightningCLI):
         """Find the checkpoint and the run folder. (Lightning would let the checkpoint's hyper-parameters win here.)"""
         trains = self.config.subcommand == "fit"
         config = self.config[self.config.subcommand]
+        if RESET in self.args:
+            rank_zero_only(print)(what_stays_behind(self.args), flush=True)
+            self.own_data = load_data(config.data)
+            fit_network(config.model.client, self.own_data, self.args)
         root = Path(config.trainer.default_root_dir or TRAINER_DEFAULTS["default_root_dir"])
         config.experiment = config.experiment or name_of(config.get("config") or ())
         check_experiment(config.experiment)
@@ -214,6 +222,7 @@ class FederatedCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         with values_of("config"):
             super().instantiate_classes()
+        self.datamodule = self.own_data or self.datamodule
         if self.model.init_from is not None:  # the config keeps the path as given
             self.model.init_from = str(checkpoint_of(Path(self.model.init_from)))
 
@@ -333,7 +342,7 @@ def command(args: Sequence[str]) -> int:
     if class_help(args):
         return 0
     with Holds() as holds:
-        cli = FederatedCLI(resolve_configs(args), holds)
+        cli = FederatedCLI(begin_anew(resolve_configs(args)), holds)
     if cli.stopping.stopped_by and cli.trainer.is_global_zero:  # the launcher takes another rank's status for a crash
         return 128 + cli.stopping.stopped_by
     return 0

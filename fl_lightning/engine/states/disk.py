@@ -96,6 +96,12 @@ class DiskState(MutableMapping[str, Tensor]):
         return sum(entry.nbytes for entry in self._entries.values())
 
     def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor of the server, or a client's, which is read from its file unless it waits to be written.
+
+        Raises:
+            KeyError: there is no such tensor.
+            ConfigurationError: the file is gone or damaged.
+        """
         if name in self._shared:
             return self._shared[name]
         if name in self._unwritten:

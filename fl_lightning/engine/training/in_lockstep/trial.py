@@ -87,31 +87,42 @@ class Trial:
         return f"{sends} when it trains alone a second time: something beside parameters and buffers stays behind"
 
     def obstacle(self, pads: bool, later: bool) -> str | None:
-        """Say why a client in a group, with batches filled up or not, differs from the same client alone.
+        """Say why a client in a group differs from the same client alone; None if it differs by rounding, or not.
 
-        None says that it differs by rounding, or that groups, which have trained ``later``, will fail, too.
+        Args:
+            pads: whether batches are filled up.
+            later: whether groups have trained before. Then a group that fails is no obstacle, since it will fail in the
+                round, too, which trains its clients without filled batches, or one after another.
         """
         first = self._first
         if first is None:
             return None
         self._groups.padded = pads
-        most = self._group_size if self._groups.steps.is_compiled else 2  # only whole groups are compiled
-        width = min(most, len(self._clients))
         try:
-            if first.draws:
-                outcome = self._train_in_group([first.client] * width, first.batches)
-            else:
-                outcome = self._train_in_group(self._clients[-width:])
+            outcome = self._outcome_in_group(first)
             distance = first.outcome.distance(outcome, logged=pads)
         except Exception as error:
             if stops(error):
                 raise
-            if later:  # batches are then not filled up, or clients train one after another
-                return self.obstacle(False, later) if pads else None
-            if isinstance(error, Obstacle):
-                return str(error)
-            return f"{self._name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
+            if not later:
+                return self._why_it_fails(error)
+            if pads:
+                return self.obstacle(False, later)
+            return None
         return self._why_not_rounding(first, distance)
+
+    def _outcome_in_group(self, first: _Alone) -> Outcome:
+        """Train the client in a group: with itself if it draws random numbers, which others would shift."""
+        most = self._group_size if self._groups.steps.is_compiled else 2  # only whole groups are compiled
+        width = min(most, len(self._clients))
+        if first.draws:
+            return self._train_in_group([first.client] * width, first.batches)
+        return self._train_in_group(self._clients[-width:])
+
+    def _why_it_fails(self, error: Exception) -> str:
+        if isinstance(error, Obstacle):
+            return str(error)
+        return f"{self._name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
 
     def _first_that_trains(self) -> _Alone | None:
         """Train a client alone, another one if it fails; None if all do. The client is then the last of the list."""

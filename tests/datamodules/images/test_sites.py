@@ -1,0 +1,160 @@
+"""Images by site: each folder of a site is a client."""
+
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lib.command import refused, run
+from PIL import Image
+
+from fl_lightning.datamodules import Dirichlet, ImageFolder
+from fl_lightning.errors import ConfigurationError
+
+
+def write(folder: Path, count: int, level: int, size: tuple[int, int] = (6, 4)) -> None:
+    """Grey images of one level, as many as asked for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        pixels = np.full((*size, 3), level + number, dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+
+
+def levels(batches: Any) -> list[int]:
+    return [int(image.flatten()[0]) for images, _ in batches for image in images]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three sites with cats and dogs; west has no dogs, and south a test set of its own."""
+    write(tmp_path / "north" / "cat", 10, 10)
+    write(tmp_path / "north" / "dog", 5, 100)
+    write(tmp_path / "west" / "cat", 5, 40)
+    (tmp_path / "west" / "dog").mkdir()
+    write(tmp_path / "south" / "train" / "cat", 2, 60)
+    write(tmp_path / "south" / "train" / "dog", 2, 160)
+    write(tmp_path / "south" / "test" / "cat", 1, 200)
+    (tmp_path / "south" / "test" / "dog").mkdir()
+    return tmp_path
+
+
+def test_each_site_is_a_client(root: Path) -> None:
+    """With its name, and its own test images, a fifth of those of a site that has no test set."""
+    data = ImageFolder(str(root), client="folder", cache=None)
+    data.setup("fit")
+    assert data.client_names == ["north", "south", "west"]
+    assert data.class_names == ["cat", "dog"]
+    assert data.shape == (3, 6, 4)
+    assert data.sizes.tolist() == [12, 4, 4]
+    counts = data.class_counts()
+    assert counts is not None
+    assert counts.sum(1).tolist() == [12, 4, 4]
+    assert counts[2].tolist() == [4, 0]
+    held_out = [levels(data.held_out_batches(client)) for client in range(3)]
+    assert list(map(len, held_out)) == [3, 1, 1]
+    assert held_out[1] == [200]
+    assert sorted(levels(data.val_dataloader())) == sorted(chain.from_iterable(held_out))
+    north = {int(image.flatten()[0]) for image, _ in data.client_dataset(0)}  # type: ignore[attr-defined]
+    assert sorted([*north, *held_out[0]]) == [*range(10, 20), *range(100, 105)]
+
+
+def test_the_test_images_of_a_site_depend_on_the_seed_and_the_site_alone(root: Path) -> None:
+    def tested(seed: int) -> list[int]:
+        return levels(ImageFolder(str(root), client="folder", cache=None, seed=seed).held_out_batches(0))
+
+    first = tested(1)
+    assert first != tested(2)
+    write(root / "east" / "cat", 2, 80)
+    (root / "east" / "dog").mkdir()
+    assert levels(ImageFolder(str(root), client="folder", cache=None, seed=1).held_out_batches(1)) == first
+
+
+def test_a_partition_pools_the_sites(root: Path) -> None:
+    data = ImageFolder(str(root), domain="folder", cache=None, num_clients=2, partition=Dirichlet(0.5))
+    data.setup("fit")
+    assert int(data.sizes.sum()) == 20
+    assert data.client_names is None
+
+
+def test_what_is_not_used_is_not_decoded(root: Path) -> None:
+    """A damaged image that no client gets does not matter, and the others are as if all were decoded."""
+
+    def four(**settings: Any) -> ImageFolder:
+        data = ImageFolder(str(root), (6, 4), client="folder", cache=None, **settings)
+        data.setup("fit")
+        return data
+
+    part = four(train_examples=4)
+    trained = levels(part.client_dataset(client)[:] for client in range(3))
+    assert len(trained) == 4
+    assert sorted(set(trained)) == sorted(trained)
+    unused = next(level for level in range(10, 20) if level not in [*trained, *levels(part.val_dataloader())])
+    (root / "north" / "cat" / f"{unused - 10}.png").write_bytes(b"damaged")
+    again = four(train_examples=4)
+    for client in range(3):
+        assert torch.equal(again.client_dataset(client)[:][0], part.client_dataset(client)[:][0])
+    with pytest.raises(ConfigurationError, match="unreadable"):
+        four()
+
+
+def other(root: Path, name: str) -> Path:
+    folder = root / name
+    folder.mkdir(parents=True)
+    return folder
+
+
+def write_one_image(root: Path) -> None:
+    write(root / "east" / "cat", 1, 0)
+    other(root, "east/dog")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda root: other(root, "east"), "expected .*east to hold a folder for each class"),
+        (lambda root: write(root / "east" / "dgo", 3, 0), "expected the same class folders in every site of .*'cat'"),
+        (
+            lambda root: [write(root / "east" / "cat", 1, 0), other(root, "east/dog")],
+            "expected at least 2 images in .*east",
+        ),
+        (lambda root: (root / "north" / "cat" / "0.png").write_bytes(b"\x89PNG"), "unreadable .*0.png"),
+    ],
+    ids=["no class", "another class", "one image", "damaged"],
+)
+def test_sites_that_cannot_be_used(root: Path, spoil: Any, message: str) -> None:
+    spoil(root)
+    with pytest.raises(ConfigurationError, match=message):
+        ImageFolder(str(root), client="folder", cache=None).setup("fit")
+
+
+def test_no_sites(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected a folder for each site in .*, got none"):
+        ImageFolder(str(tmp_path), client="folder", cache=None).setup("fit")
+
+
+def test_images_of_other_sizes_are_scaled_and_counted(root: Path) -> None:
+    write(root / "west" / "cat", 3, 7, size=(9, 9))
+    with pytest.warns(UserWarning, match=r"image_size is 6x4, the commonest size; [23] of 20 images"):
+        ImageFolder(str(root), client="folder", cache=None).setup("fit")
+
+
+CONFIG = ("fit", "--config=mnist_gh.yaml", "--data=ImageFolder", "--data.cache=null")
+
+
+@pytest.mark.parametrize("monitor", ["ConflictMonitor", "PersonalEvaluation"])
+def test_a_shipped_config_on_sites(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, monitor: str
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("work"))
+    result = run(
+        *CONFIG,
+        "--data.client=folder",
+        f"--data.root={root}",
+        "--trainer.max_epochs=2",
+        f"--trainer.callbacks={monitor}",
+    )
+    assert result.status == 0, result.err
+    assert "val/top1" in result.out
+    assert "or say --data.client folder" in refused(*CONFIG, f"--data.root={root}")

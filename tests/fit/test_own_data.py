@@ -1,0 +1,61 @@
+"""A user's own data in place of those of a shipped config."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from lib.command import fit, run
+
+OWN = ["--data=Tensors", "--data.path=my.npz", "--trainer.max_epochs=1"]
+
+
+@pytest.fixture(autouse=True)
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """90 images of 3x16x16 in four classes, 30 of them to test on, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (90, 3, 16, 16), dtype=np.uint8)
+    labels = np.arange(90) % 4
+    np.savez("my.npz", train_x=pixels[:60], train_y=labels[:60], test_x=pixels[60:], test_y=labels[60:])
+
+
+def config() -> Any:
+    """The config of the last run."""
+    *_, path = sorted(Path().glob("runs/mnist_gh/*/config.yaml"))
+    return yaml.safe_load(path.read_text())
+
+
+def network(*options: str) -> Any:
+    """The arguments of a run's network."""
+    fit(*OWN, *options, config="mnist_gh.yaml")
+    return config()["model"]["client"]["init_args"]["network"]["init_args"]
+
+
+def test_the_settings_of_the_configs_data_do_not_follow() -> None:
+    out = fit(*OWN, config="mnist_gh.yaml").out
+    assert (
+        "the data start from their own defaults: the config's num_clients, partition, batch_size are for MNIST" in out
+    )
+    data = config()["data"]["init_args"]
+    assert (data["num_clients"], data["batch_size"], data["partition"]) == (20, 32, None)
+
+
+def test_the_network_has_the_sizes_of_the_data() -> None:
+    """Also those of another network, and of a run that goes on; what the command line states stays."""
+    assert network() == {"num_classes": 4, "in_features": 3 * 16 * 16}
+    assert network("--ckpt_path=last", "--trainer.max_epochs=2")["in_features"] == 3 * 16 * 16
+    assert network("--model.client.network=LeNet") == {"num_classes": 4, "in_channels": 3, "image_size": 16}
+    stated = run("fit", "--config=mnist_gh.yaml", *OWN, "--model.client.network.in_features=5")
+    assert "768" in stated.err
+
+
+def test_data_of_the_package_take_the_configs_settings_over() -> None:
+    """And a run's own config, which names the same class, keeps its settings."""
+    shown = run("data", "--config=mnist_gh.yaml", "--data=Digits")
+    assert "starts from its own defaults" not in shown.err
+    fit(*OWN, "--data.num_clients=3", config="mnist_gh.yaml")
+    fit("--data=Tensors", config="runs/mnist_gh/version_0/config.yaml")
+    assert Path("runs/mnist_gh/version_1").is_dir()
+    assert config()["data"]["init_args"]["num_clients"] == 3
