@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -56,6 +57,19 @@ def _metrics(group: str, title: str, caption: str) -> Iterator[Metric]:
             )
 
 
+def _domain_metrics() -> Iterator[Metric]:
+    """Name the metrics of a module that logs top1, top3 and loss, by domain."""
+    over = {"mean": "mean over the domains", "worst": "worst domain", "left_out": "domains that do not train"}
+    for name, called in NAMES.items():
+        percent = name != "loss"
+        panel = f"{called} by domain"
+        yield Metric(f"domain/{name}/<name>", panel, percent=percent, quality=True, panel=panel)
+        for measure, words in over.items():
+            title = f"{called.capitalize()} by domain: {words}"
+            about = "The global model on the test examples of each domain, each domain counted once."
+            yield Metric(f"domain/{name}_{measure}", title, about, percent=percent, quality=True, panel=panel)
+
+
 class PersonalEvaluation(Monitor):
     """Evaluates the global model, and each client's own model, on the data that the clients hold out.
 
@@ -76,6 +90,10 @@ class PersonalEvaluation(Monitor):
     client that has never taken part is then served by what a new client would start from; ``personal/new`` counts these
     clients.
 
+    Where the data have domains (``domain`` of ``ImageFolder``), ``val/top1`` of the global model on the test examples
+    of each becomes ``domain/top1/<name>``, ``domain/top1_mean``, ``_worst`` and, where some domains do not train,
+    ``_left_out``, the mean over these, each domain counted once.
+
     The measures of fairness, standard deviation and worst tenth, are those of Li et al., 2020 ("Fair Resource
     Allocation in Federated Learning") and Wang et al., 2021 (FedFV). Every device evaluates the models of all clients.
     The monitor changes nothing.
@@ -92,6 +110,7 @@ class PersonalEvaluation(Monitor):
         *_metrics("held_out", "Held-out", "The global model on the examples that clients hold out"),
         *_metrics("own", "Own models'", "The participants' models after their training, on what they hold out"),
         *_metrics("personal", "Personal models'", "The clients' personal models on the examples that they hold out"),
+        *_domain_metrics(),
         *(
             Metric(
                 f"{group}/{name}",
@@ -154,6 +173,23 @@ class PersonalEvaluation(Monitor):
         self._log(orchestrator, "held_out/", held_out)
         self._log(orchestrator, OWN, own)
         self._log_personal(orchestrator, {client: row for client, row in held_out.items() if row})
+        self._log_domains(orchestrator)
+
+    def _log_domains(self, orchestrator: Server) -> None:
+        """Evaluate the global model on the test examples of each domain."""
+        data: Any = orchestrator.data
+        by_domain = {}
+        for domain, batches in data.domain_batches().items():
+            by_domain[domain] = self._evaluate(orchestrator, partial(iter, batches))
+        for name in dict.fromkeys(name for row in by_domain.values() for name in row):
+            values = {domain: row[name] for domain, row in by_domain.items() if name in row}
+            log_each(orchestrator, f"domain/{name}", values, values.values())
+            worst = max if lower_is_better(name) else min
+            orchestrator.log_round(f"domain/{name}_mean", fmean(values.values()))
+            orchestrator.log_round(f"domain/{name}_worst", worst(values.values()))
+            left_out = [value for domain, value in values.items() if domain in data.leave_out]
+            if left_out:
+                orchestrator.log_round(f"domain/{name}_left_out", fmean(left_out))
 
     def _log_personal(self, orchestrator: Server, rows: dict[int, dict[str, float]]) -> None:
         """Evaluate the models that serve the clients, given what the global model does for those that hold data out."""

@@ -1,7 +1,7 @@
 """LabelledData: labelled examples in memory, partitioned over clients, with a proxy set for the server."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
+from typing_extensions import override
 
 from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out, in_order
 from fl_lightning.datamodules.base.federated import FederatedDataModule
@@ -20,6 +21,7 @@ from fl_lightning.datamodules.changes.proxy_set import Balanced, Shuffled, draw_
 from fl_lightning.datamodules.partition import IID, Partition
 from fl_lightning.datamodules.partition.base import check_enough
 from fl_lightning.datamodules.partition.parts import Parts, rows_of
+from fl_lightning.engine.federation.batches import take
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 from fl_lightning.seeding import numpy_generator
 
@@ -125,6 +127,24 @@ class LabelledData(FederatedDataModule):
         """Return the (n,) name of the client of each training or test example; None if the data name no clients."""
         return None
 
+    def domains(self, train: bool) -> Sequence[str] | None:
+        """Return the (n,) domain of each training or test example (photo, sketch); None for data without domains."""
+        return None
+
+    @override
+    def domain_batches(self) -> Mapping[str, Iterable[list[Tensor]]]:
+        domains = self.domains(False)
+        if domains is None:
+            return {}
+        used = [domain for domain, is_used in zip(domains, self._dealt.evaluated.tolist(), strict=True) if is_used]
+        names = np.asarray(used)
+        batches: dict[str, Iterable[list[Tensor]]] = {}
+        for name in sorted(set(used)):
+            rows = torch.from_numpy(np.flatnonzero(names == name))
+            own = [take(tensor, rows) for tensor in self._dealt.evaluation.tensors]
+            batches[name] = in_order(TensorDataset(*own), self.eval_batch_size)
+        return batches
+
     def groups(self) -> Tensor | None:
         """Return the (n,) number of each training example's group (writer, speaker, device); None if unknown.
 
@@ -210,6 +230,7 @@ class LabelledData(FederatedDataModule):
             num_classes=self.num_classes,
             kept=(examples, kept) if own_tests is None else (evaluation, _among(own_tests, free["test"])),
             evaluation=evaluation,
+            evaluated=free["test"],
             proxy=TensorDataset(self._inputs_of(source, in_proxy), source.targets[in_proxy]),
         )
 
@@ -336,4 +357,5 @@ def _among(parts: Parts, mask: Tensor | None) -> Parts:
 @dataclass(frozen=True, kw_only=True)
 class _Loaded(Dealt):
     evaluation: TensorDataset
+    evaluated: Tensor  # (n,) whether each example of the test set is in ``evaluation``
     proxy: TensorDataset  # may be empty

@@ -1,5 +1,6 @@
 """Find images by site: ``root/<site>/<class>/*``, or ``root/<site>/{train,test}/<class>/*``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class SiteFiles(ImageFiles):
     sites: list[str]
 
 
-def list_sites(root: Path, train: bool, test_share: float, seed: int) -> SiteFiles:
+def list_sites(root: Path, train: bool, test_share: float, seed: int, left_out: Sequence[str] = ()) -> SiteFiles:
     """List the training or the test images of all sites, site by site, each in the order of its classes and files.
 
     Args:
@@ -32,6 +33,7 @@ def list_sites(root: Path, train: bool, test_share: float, seed: int) -> SiteFil
         test_share: share in (0, 1) of the images of a site without a test set that are its test set; drawn with
             ``seed``, at least one image.
         seed: the run's seed.
+        left_out: sites of which all images, those of their training sets included, are test images.
 
     Raises:
         ConfigurationError: there are no sites, a site has no class folders or other ones than the others, or too few
@@ -40,12 +42,28 @@ def list_sites(root: Path, train: bool, test_share: float, seed: int) -> SiteFil
     files: list[str] = []
     labels: list[int] = []
     sites: list[str] = []
-    for site in site_names(root):
-        for path, label in _images_of(root / site, train, test_share, seed):
+    names = site_names(root)
+    check_left_out(left_out, names)
+    for site in names:
+        images: list[tuple[str, int]] = []
+        if site not in left_out:
+            images = _images_of(root / site, train, test_share, seed)
+        elif not train:
+            images = [image for part in (True, False) for image in _images_of(root / site, part, test_share, seed)]
+        for path, label in images:
             files.append(path)
             labels.append(label)
             sites.append(site)
     return SiteFiles(root, "train" if train else "test", files, torch.tensor(labels), sites)
+
+
+def check_left_out(left_out: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse to leave out domains that there are not, or all of them."""
+    unknown = [name for name in left_out if name not in names]
+    if unknown or (left_out and not set(names) - set(left_out)):
+        raise ConfigurationError(
+            f"leave_out must name some of {', '.join(names)}, and not all, got {', '.join(left_out)}: correct it"
+        )
 
 
 def site_names(root: Path) -> list[str]:

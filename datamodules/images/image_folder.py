@@ -47,7 +47,9 @@ class ImageFolder(ImageData):
         cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``, if
             set, takes the place of ``~/.cache``.
         client: "folder" if ``root`` holds a folder for each client (site, hospital, writer).
-        domain: "folder" if ``root`` holds a folder for each domain (photo, sketch); they are the clients, too.
+        domain: "folder" if ``root`` holds a folder for each domain (photo, sketch); they are the clients, too, and
+            :meth:`domain_batches` gives the test images of each.
+        leave_out: domains, or sites, that do not train: all their images are test images.
         test_share: share in (0, 1) of the images of a site without a test set that are its test set, at least one
             image; drawn with the run's seed.
         images: ``num_clients``, ``partition``, ``augment`` and the other arguments of :class:`ImageData`.
@@ -66,6 +68,7 @@ class ImageFolder(ImageData):
         cache: str | None = CACHE,
         client: Literal["folder"] | None = None,
         domain: Literal["folder"] | None = None,
+        leave_out: Sequence[str] = (),
         test_share: float = 0.2,
         **images: Unpack[Images],
     ) -> None:
@@ -76,11 +79,14 @@ class ImageFolder(ImageData):
         if client and domain:
             raise ConfigurationError("expected client or domain, got both: a folder of images is either")
         self.mean, self.std = (0.0,) * channels, (1.0,) * channels  # until they are measured
+        if leave_out and not (client or domain):
+            raise ConfigurationError("leave_out names folders of domains: set domain (--data.domain folder), too")
         if mean is not None or std is not None:
             self.mean, self.std = check_constants(mean, std, channels)
         self.root = root
         self.image_size = image_size
         self.client, self.domain = client, domain
+        self.leave_out = leave_out
         self.test_share = test_share
         self.channels = channels
         self.measured = mean is None
@@ -133,6 +139,11 @@ class ImageFolder(ImageData):
         files = self._files(train) if self._by_site else None
         return files.sites if isinstance(files, SiteFiles) else None
 
+    @override
+    def domains(self, train: bool) -> Sequence[str] | None:
+        """Return the domain of each image; None if ``domain`` is not set."""
+        return self.clients(train) if self.domain else None
+
     def _read(self, files: ImageFiles, train: bool) -> Tensor:
         images, _ = read_images(files, self.shape, self.cache, resize=True)
         if train and self.measured and len(images):
@@ -143,7 +154,7 @@ class ImageFolder(ImageData):
         """List the images of the training or the test set, once in the life of this data module."""
         if train not in self._listed:
             if self._by_site:
-                self._listed[train] = list_sites(self._root(), train, self.test_share, self.seed)
+                self._listed[train] = list_sites(self._root(), train, self.test_share, self.seed, self.leave_out)
             else:
                 folder, test = self._folder()
                 self._listed[train] = list_images(folder, "train" if train else test, test)

@@ -61,7 +61,7 @@ AFTER: Final = "_after"  # ends the name of a metric of the updates as rules hav
 # Groups in the order in which reports show them; "" stands for all that are not named here.
 GROUPS: Final = (
     *("val", "train", "global_train", "test", "conflict", "coherence", "updates", "fedlaw", "clients", "personal"),
-    *("held_out", "own", "cohort", "weights", "imbalance", "hessian", "parameters", "", "bytes", "time"),
+    *("held_out", "own", "domain", "cohort", "weights", "imbalance", "hessian", "parameters", "", "bytes", "time"),
 )
 # Short names of losses and errors, of which less is better.
 ERRORS: Final = frozenset({"mae", "mse", "rmse", "mape", "nll", "perplexity", "ppl", "bpc", "wer", "cer", "ece"})

@@ -30,6 +30,7 @@ class ClientData(LightningDataModule):
     Attributes:
         num_clients: N, the number of clients.
         client_names: N different names of the clients, for messages, tables and plots; None for numbers alone.
+        leave_out: names of the domains that do not train.
         batch_size: number of examples in a client's batch.
         num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
         drop_last: whether to leave out a client's last batch if it is smaller than the others.
@@ -38,6 +39,7 @@ class ClientData(LightningDataModule):
 
     num_clients: int
     client_names: Sequence[str] | None = None
+    leave_out: Sequence[str] = ()
     batch_size: int
     num_workers: int
     drop_last: bool
@@ -81,6 +83,10 @@ class ClientData(LightningDataModule):
     def held_out_batches(self, client: int) -> Iterable[Any]:
         """Return batches of examples that the client keeps back from training for its evaluation; none by default."""
         return ()
+
+    def domain_batches(self) -> Mapping[str, Iterable[Any]]:
+        """Return batches of the test examples of each domain (photo, sketch), by its name; none by default."""
+        return {}
 
     def proxy_dataloader(self) -> DataLoader[Any] | None:
         """Return a loader of the server's proxy set, for rules that learn on a proxy set; None without a proxy set."""

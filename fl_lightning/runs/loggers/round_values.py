@@ -25,13 +25,13 @@ def is_due(orchestrator: Server, every: int) -> bool:
     return bool(every) and (orchestrator.round % every == 0 or orchestrator.round == orchestrator.trainer.max_epochs)
 
 
-def log_each(orchestrator: Server, name: str, keys: Iterable[int], values: Iterable[float]) -> None:
+def log_each(orchestrator: Server, name: str, keys: Iterable[int | str], values: Iterable[float]) -> None:
     """Log a value of each client (or class) in this round as ``name/<key>``, in one call to each logger.
 
     Args:
         orchestrator: the orchestrator, as a server hook gets it.
         name: ``group/name`` of the values.
-        keys: ids of the clients (or classes).
+        keys: ids of the clients (or classes), or names.
         values: one value for each key, in the same order.
     """
     row = {f"{name}/{key}": float(value) for key, value in zip(keys, values, strict=True)}

@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 import torch
 from lib.command import refused, run
+from lib.toy import trainer
 from PIL import Image
+from torch import nn
 
+from fl_lightning import FederatedOrchestrator
+from fl_lightning.callbacks import PersonalEvaluation
 from fl_lightning.datamodules import Dirichlet, ImageFolder
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.models import ImageClassifier
 
 
 def write(folder: Path, count: int, level: int, size: tuple[int, int] = (6, 4)) -> None:
@@ -158,3 +163,44 @@ def test_a_shipped_config_on_sites(
     assert result.status == 0, result.err
     assert "val/top1" in result.out
     assert "or say --data.client folder" in refused(*CONFIG, f"--data.root={root}")
+
+
+def test_a_domain_that_does_not_train(root: Path) -> None:
+    """All its images are test images, also those of its training set; each domain has its test images."""
+    data = ImageFolder(str(root), domain="folder", leave_out=["south"], cache=None)
+    data.setup("fit")
+    assert data.client_names == ["north", "west"]
+    by_domain = {name: levels(batches) for name, batches in data.domain_batches().items()}
+    assert sorted(by_domain["south"]) == [60, 61, 160, 161, 200]
+    assert by_domain["north"] == levels(data.held_out_batches(0))
+    assert sum(map(len, by_domain.values())) == len(levels(data.val_dataloader())) == 9
+    assert not ImageFolder(str(root), client="folder", cache=None).domain_batches()
+
+
+@pytest.mark.parametrize("names", [["east"], ["north", "south", "west"]])
+def test_domains_that_cannot_be_left_out(root: Path, names: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="leave_out must name some of north, south, west, and not all"):
+        ImageFolder(str(root), domain="folder", leave_out=names, cache=None).setup("fit")
+
+
+def test_accuracy_by_domain(root: Path) -> None:
+    """Beside a plain evaluation of each domain's images."""
+    data = ImageFolder(str(root), domain="folder", leave_out=["south"], cache=None)
+    model = ImageClassifier(nn.Sequential(nn.Flatten(), nn.Linear(72, 2)), num_classes=2)
+    fit = trainer(PersonalEvaluation())
+    fit.fit(FederatedOrchestrator(model), datamodule=data)
+    logged = {name: float(value) for name, value in fit.callback_metrics.items() if name.startswith("domain/top1")}
+    own = {}
+    for name, batches in data.domain_batches().items():
+        correct: list[bool] = []
+        for batch in batches:
+            images, labels = data.on_after_batch_transfer(batch, 0)
+            correct += (model(images).argmax(1) == labels).tolist()
+        own[name] = sum(correct) / len(correct)
+    assert logged == pytest.approx(
+        {
+            "domain/top1_mean": sum(own.values()) / 3,
+            "domain/top1_worst": min(own.values()),
+            "domain/top1_left_out": own["south"],
+        }
+    )
