@@ -56,6 +56,19 @@ class ClassesPerClient(Partition):
             with np.errstate(divide="ignore"):  # a client that misses no class comes last
                 waiting = generator.exponential(size=num_clients) * (remaining - missing) / missing
             chosen = generator.permutation(np.argpartition(waiting, holders - 1)[:holders])
-            counts[label, chosen] = sizes[label] // holders + (np.arange(holders) < sizes[label] % holders)
+            counts[label, chosen] = self.share_out(int(sizes[label]), holders, generator)
             missing[chosen] -= 1
         return counts
+
+    def share_out(self, size: int, holders: int, generator: np.random.Generator) -> Ints:
+        """Share out the examples of one class; a subclass may draw other shares.
+
+        Args:
+            size: number of examples of the class.
+            holders: H >= 1, the number of its holders, which come in random order.
+            generator: source of all randomness.
+
+        Returns:
+            (H,) number of examples for each holder; they sum to ``size``.
+        """
+        return size // holders + (np.arange(holders) < size % holders)
