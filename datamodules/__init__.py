@@ -41,6 +41,7 @@ from fl_lightning.datamodules.images.tiny_imagenet import TinyImageNet as TinyIm
 from fl_lightning.datamodules.images.vision import VisionData as VisionData
 from fl_lightning.datamodules.tables.flower_datasets import FlowerDatasets as FlowerDatasets
 from fl_lightning.datamodules.tables.huggingface import HuggingFace as HuggingFace
+from fl_lightning.datamodules.tables.synthetic import Synthetic as Synthetic
 from fl_lightning.datamodules.tables.table import Table as Table
 from fl_lightning.datamodules.tables.tensors import Tensors as Tensors
 

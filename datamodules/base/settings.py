@@ -65,10 +65,9 @@ class Federation(Stacked, total=False):
     collate_fn: Callable[[list[Any]], Any] | None
 
 
-class Boxed(Federation, total=False):
-    """The arguments of :class:`LabelledData` that data with boxes support, but for ``eval_batch_size``."""
+class Parted(Federation, total=False):
+    """The arguments of :class:`Boxed`, but for ``num_clients``."""
 
-    num_clients: int
     partition: Partition | None
     long_tail: float
     held_out: float
@@ -79,6 +78,19 @@ class Boxed(Federation, total=False):
     proxy_batch_size: int
     train_examples: int | None
     test_examples: int | None
+
+
+class Boxed(Parted, total=False):
+    """The arguments of :class:`LabelledData` that data with boxes support, but for ``eval_batch_size``."""
+
+    num_clients: int
+
+
+class Generated(Parted, total=False):
+    """All arguments of :class:`LabelledData`, but for ``num_clients``."""
+
+    corruption: Corruption | None
+    eval_batch_size: int
 
 
 class Boxes(Boxed, total=False):

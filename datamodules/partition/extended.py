@@ -16,9 +16,10 @@ class ExtendedDirichlet(ClassesPerClient):
     their cumulative sums to the nearest. With as many classes per client as there are classes, this is
     :class:`Dirichlet` in the form "class".
 
-    Two steps differ from the authors' code: it draws the classes of each client alone, so that some classes have more
-    holders than others, and redraws the shares until every client has 10 examples. Here nothing is redrawn: if
-    ``alpha`` is small, a client may get no example of one of its classes, or none at all.
+    Three steps differ from the authors' code: it draws the classes of each client alone, so that some classes have more
+    holders than others; a client that has reached its fair share gets none of the classes that follow; and the shares
+    are redrawn until every client has 10 examples. Here nothing is redrawn: if ``alpha`` is small, a client may get no
+    example of one of its classes, or none at all.
 
     Args:
         classes: number of classes per client, >= 1.
