@@ -39,6 +39,10 @@ from fl_lightning.datamodules.images.emnist import QMNIST as QMNIST
 from fl_lightning.datamodules.images.shapes import Shapes as Shapes
 from fl_lightning.datamodules.images.tiny_imagenet import TinyImageNet as TinyImageNet
 from fl_lightning.datamodules.images.vision import VisionData as VisionData
+from fl_lightning.datamodules.sites.client_files import ClientFiles as ClientFiles
+from fl_lightning.datamodules.sites.fl_bench import FLBench as FLBench
+from fl_lightning.datamodules.sites.leaf import Leaf as Leaf
+from fl_lightning.datamodules.sites.pfllib import PFLlib as PFLlib
 from fl_lightning.datamodules.tables.flower_datasets import FlowerDatasets as FlowerDatasets
 from fl_lightning.datamodules.tables.huggingface import HuggingFace as HuggingFace
 from fl_lightning.datamodules.tables.synthetic import Synthetic as Synthetic

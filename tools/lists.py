@@ -4,9 +4,9 @@
 
 A new rule, attack or monitor needs three files only: the class in ``callbacks/server``, ``client``, ``personal``,
 ``compression``, ``privacy``, ``attacks`` or ``monitors``, a YAML in ``configs/rules`` and a test; a new data set needs
-a class in ``datamodules/images`` or ``tables`` and a test. This script makes all lists of callbacks from the classes:
-from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go to the
-catalogue, which reports read without importing torch. The page of commands gets the ``--help`` of each command as it
+a class in ``datamodules/images``, ``sites`` or ``tables`` and a test. This script makes all lists of callbacks from the
+classes: from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go to
+the catalogue, which reports read without importing torch. The page of commands gets the ``--help`` of each command as it
 is printed. The options of the commands go to ``fl_lightning/fit/options.yaml``, by which a wrong option is refused
 before Lightning is imported: a new argument of the orchestrator is refused, too, until this script has run. A test
 checks that the files are up to date.
@@ -41,7 +41,10 @@ from fl_lightning.runs.catalogue import FILE, Metric
 ROOT = Path(__file__).parents[1]
 MEASURES = ROOT / "docs" / "reference" / "measures.md"
 FOLDERS = ("server", "client", "personal", "compression", "privacy", "attacks", "monitors")  # of callbacks
-ROOMS = {"callbacks": FOLDERS, "datamodules": ("images", "tables")}  # folders whose classes a room's __init__ lists
+ROOMS = {
+    "callbacks": FOLDERS,
+    "datamodules": ("images", "sites", "tables"),
+}  # folders whose classes a room's __init__ lists
 SETTLING = (
     "server",
     "client",

@@ -19,6 +19,7 @@ import fl_lightning.models
 from fl_lightning.datamodules import (
     Augmentation,
     BoxData,
+    ClientFiles,
     Corruption,
     FederatedDataModule,
     ImageData,
@@ -32,7 +33,7 @@ from fl_lightning.engine.federation.cohorts import ClientSampler
 
 WIDTH, INDENT = 100, 32  # of a page, and of the words beside an option or a class
 MADE_FOR_SUBCLASSES = (  # classes that lack a method, which their subclasses define
-    *(FederatedDataModule, LabelledData, ImageData, BoxData, PublishedImages, VisionData),
+    *(FederatedDataModule, LabelledData, ImageData, BoxData, ClientFiles, PublishedImages, VisionData),
     *(Partition, ClientSampler, Augmentation, Corruption),
 )
 

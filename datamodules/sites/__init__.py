@@ -1,0 +1,1 @@
+"""Data sets that other frameworks have dealt to clients, read from their files."""

@@ -1,0 +1,103 @@
+"""PFLlib: images, other arrays and texts from generated npz files, and what is refused."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_lightning.datamodules import PFLlib, RandomFlip
+from fl_lightning.errors import ConfigurationError
+
+GREY = np.array([[0, 51], [102, 255]], dtype=np.float32).reshape(1, 1, 2, 2) / 255
+
+
+def write(root: Path, clients: dict[int, Any], splits: tuple[str, ...] = ("train", "test")) -> PFLlib:
+    """Write the files as PFLlib does: of each client, a dict in an array without axes."""
+    for split in splits:
+        (root / split).mkdir(exist_ok=True)
+        for number, (inputs, targets) in clients.items():
+            entry: Any = {"x": inputs, "y": np.asarray(targets)}
+            np.savez_compressed(root / split / f"{number}.npz", data=entry)
+    return PFLlib(str(root))
+
+
+@pytest.mark.parametrize("images", [GREY, (GREY - np.float32(0.5)) / np.float32(0.5), GREY * 255])
+def test_grey_levels_are_bytes_again(images: Any, tmp_path: Path) -> None:
+    """In [0, 1], and in [-1, 1] as PFLlib normalises them; floats beyond stay as they are."""
+    data = write(tmp_path, {0: (images, [1])})
+    inputs, labels = data.load(True)
+    assert inputs.flatten().tolist() == [0, 51, 102, 255]
+    assert inputs.dtype == (torch.float32 if images.max() > 1 else torch.uint8)
+    assert (labels.tolist(), data.num_classes) == ([1], 2)
+
+
+def test_levels_between_the_bytes_stay_floats(tmp_path: Path) -> None:
+    data = write(tmp_path, {0: (GREY + np.float32(0.001), [1])})
+    data.setup("fit")
+    batch = data.on_after_batch_transfer([*data._dealt.evaluation.tensors], 0)
+    assert torch.equal(batch[0], torch.from_numpy(GREY + np.float32(0.001)))
+    augmented = PFLlib(str(tmp_path), augment=RandomFlip())
+    with pytest.raises(ConfigurationError, match=r"expected images for augment, got torch.float32 \(1, 1, 2, 2\)"):
+        augmented.setup("fit")
+
+
+def test_clients_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """Twelve clients, of which number k holds k + 1 images."""
+    data = write(tmp_path, {k: (np.repeat(GREY, k + 1, 0), [k % 3] * (k + 1)) for k in range(12)})
+    assert data.client_names == [f"{k:02d}" for k in range(12)]
+    assert data.sizes.tolist() == list(range(1, 13))
+    assert len(next(data.held_out_batches(10))[0]) == 11
+
+
+def test_texts_without_their_lengths(tmp_path: Path) -> None:
+    """As PFLlib stores AG News: an array of objects, of lists and numbers."""
+    texts = np.array([([5, 2, 0], 2), ([7, 7, 7], 3)], dtype=object)
+    inputs, labels = write(tmp_path, {0: (texts, [3, 0])}).load(True)
+    assert (inputs.tolist(), inputs.dtype, labels.tolist()) == ([[5, 2, 0], [7, 7, 7]], torch.int64, [3, 0])
+
+
+class Hostile:
+    """Writes a file when its pickle is read."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.marker}",)
+
+
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, {0: (GREY, [1])})
+    np.savez(tmp_path / "train" / "1.npz", data=np.array({"x": Hostile(tmp_path / "marker"), "y": [0]}))
+    with pytest.raises(ConfigurationError, match=r"1.npz, got a pickle that asks for '(posix|nt).system'") as caught:
+        PFLlib(str(tmp_path)).setup("fit")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    write(tmp_path, {0: (GREY, [1])}, ("train",))
+    message = f"expected PFLlib's files 0.npz, 1.npz, … in {tmp_path / 'test'}, got none"
+    assert message in str(PFLlib(str(tmp_path)).missing())
+    with pytest.raises(ConfigurationError, match=message):
+        PFLlib(str(tmp_path)).setup("fit")
+    assert write(tmp_path, {0: (GREY, [1])}).missing() is None
+    write(tmp_path, {1: (GREY, [1])}, ("test",))
+    with pytest.raises(ConfigurationError, match="test examples alone for '1'"):
+        PFLlib(str(tmp_path)).setup("fit")
+    write(tmp_path, {1: (GREY.repeat(2, 3), [1])})
+    with pytest.raises(ConfigurationError, match=r"got \(1, 2, 2\) for client '0' and \(1, 2, 4\) for client '1'"):
+        PFLlib(str(tmp_path)).setup("fit")
+    write(tmp_path, {1: (GREY, [1, 2])})
+    with pytest.raises(ConfigurationError, match=r"client '1', got float32 \(1, 1, 2, 2\) and int64 \(2,\): convert"):
+        PFLlib(str(tmp_path)).setup("fit")
+    path = tmp_path / "test" / "1.npz"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ConfigurationError, match=f"expected a readable file of arrays in {path}, got "):
+        PFLlib(str(tmp_path)).setup("fit")
+    np.savez(path, data=np.arange(3))
+    with pytest.raises(ConfigurationError, match=f"expected a dict with x and y in {path}, got ndarray"):
+        PFLlib(str(tmp_path)).setup("fit")
