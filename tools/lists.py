@@ -4,12 +4,12 @@
 
 A new rule, attack or monitor needs three files only: the class in ``callbacks/server``, ``client``, ``personal``,
 ``compression``, ``privacy``, ``attacks`` or ``monitors``, a YAML in ``configs/rules`` and a test; a new data set needs
-a class in ``datamodules/images``, ``sites`` or ``tables`` and a test. This script makes all lists of callbacks from the
-classes: from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go to
-the catalogue, which reports read without importing torch. The page of commands gets the ``--help`` of each command as it
-is printed. The options of the commands go to ``fl_lightning/fit/options.yaml``, by which a wrong option is refused
-before Lightning is imported: a new argument of the orchestrator is refused, too, until this script has run. A test
-checks that the files are up to date.
+a class in ``datamodules/images``, ``sites`` or ``tables`` and a test. This script makes all lists of callbacks from
+the classes: from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go
+to the catalogue, which reports read without importing torch. The page of commands gets the ``--help`` of each command
+as it is printed. The options of the commands go to ``fl_lightning/fit/options.yaml``, by which a wrong option is
+refused before Lightning is imported: a new argument of the orchestrator is refused, too, until this script has run. A
+test checks that the files are up to date.
 """
 
 import contextlib
@@ -102,6 +102,7 @@ TITLES = {
     "partitions": "data.partition",
     "changes to training images": "data.augment",
     "changes to labels": "data.corruption",
+    "changes to images by client": "data.domains",
     "samplers of clients": "data.sampler",
     "availability of clients": "data.availability",
     "networks": "model.client.network",

@@ -35,7 +35,7 @@ class LabelledData(FederatedDataModule):
 
     The training set is changed in this order: the proxy set is taken out (``proxy_source="train"``), examples beyond
     ``train_examples`` are left out, the long tail thins out the classes, the partition deals the examples to the
-    clients, the labels are corrupted, the clients hold examples out.
+    clients, the labels are corrupted, the inputs are changed by :meth:`shifted`, the clients hold examples out.
 
     Data may come with their clients (writers, hospitals), as :meth:`clients` tells. Then, unless a partition is given,
     these are the clients, in sorted order and with their names, and each client's own test examples are those that
@@ -126,6 +126,10 @@ class LabelledData(FederatedDataModule):
     def clients(self, train: bool) -> Sequence[str] | None:
         """Return the (n,) name of the client of each training or test example; None if the data name no clients."""
         return None
+
+    def shifted(self, inputs: Tensor, *parts: Parts) -> Tensor:
+        """Return the inputs (n, ...) as the clients that hold ``parts`` see them; by default the inputs themselves."""
+        return inputs
 
     def domains(self, train: bool) -> Sequence[str] | None:
         """Return the (n,) domain of each training or test example (photo, sketch); None for data without domains."""
@@ -220,15 +224,20 @@ class LabelledData(FederatedDataModule):
         own_tests = self._own_tests(free["test"].nonzero().flatten())
         parts, kept = hold_out(parts, self.held_out, self.seed)
         used = _mask(len(targets), parts, kept) if isinstance(train, Unread) else None
-        examples = TensorDataset(self._inputs_of(train, used), targets if used is None else targets[used])
         parts, kept = _among(parts, used), _among(kept, used)
-        evaluation = TensorDataset(self._inputs_of(test, free["test"]), test.targets[free["test"]])
+        inputs = self.shifted(self._inputs_of(train, used), parts, kept)
+        examples = TensorDataset(inputs, targets if used is None else targets[used])
+        test_inputs = self._inputs_of(test, free["test"])
+        if own_tests is not None:
+            own_tests = _among(own_tests, free["test"])
+            test_inputs = self.shifted(test_inputs, own_tests)
+        evaluation = TensorDataset(test_inputs, test.targets[free["test"]])
         return _Loaded(
             examples=examples,
             parts=parts,
             classes=self.labels(examples.tensors[1]),
             num_classes=self.num_classes,
-            kept=(examples, kept) if own_tests is None else (evaluation, _among(own_tests, free["test"])),
+            kept=(examples, kept) if own_tests is None else (evaluation, own_tests),
             evaluation=evaluation,
             evaluated=free["test"],
             proxy=TensorDataset(self._inputs_of(source, in_proxy), source.targets[in_proxy]),

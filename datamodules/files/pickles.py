@@ -94,7 +94,8 @@ class _DType:
     """Stands for ``numpy.dtype`` while a pickle is read."""
 
     def __init__(self, text: str, *copies: object) -> None:
-        self.text, self.order = text, "="
+        self.text = text
+        self.order: Any = "="
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         if any(part is not None for part in state[2:5]):

@@ -90,25 +90,25 @@ class Synthetic(LabelledData):
     def _parts(self, train: bool) -> list[Examples]:
         """Return the training or the test examples of each client."""
         parts: list[Examples] = []
-        for inputs, labels in self._examples:
+        for inputs, labels in self._drawn:
             cut = int((1 - self.test_share) * len(labels))
             part = slice(cut) if train else slice(cut, None)
             parts.append((inputs[part], labels[part]))
         return parts
 
     @cached_property
-    def _examples(self) -> list[Examples]:
+    def _drawn(self) -> list[Examples]:
         """All examples of each client."""
         shared = draw_model(0, numpy_generator(self.data_seed, "synthetic, shared"))
-        examples: list[Examples] = []
+        drawn: list[Examples] = []
         for client in range(self.generated):
             generator = numpy_generator(self.data_seed, "synthetic", client)
             size = FEWEST + int(generator.lognormal(4, 2))
             weights, bias = shared if self.iid else draw_model(self.alpha, generator)
             mean = np.zeros(FEATURES) if self.iid else draw_mean(self.beta, generator)
             inputs = generator.normal(mean, SPREAD, (size, FEATURES))
-            examples.append((inputs, (inputs @ weights.T + bias).argmax(axis=1)))
-        return examples
+            drawn.append((inputs, (inputs @ weights.T + bias).argmax(axis=1)))
+        return drawn
 
 
 def draw_model(alpha: float, generator: np.random.Generator) -> tuple[Floats, Floats]:
