@@ -17,6 +17,9 @@ from fl_lightning.models.mlp import MultilayerPerceptron as MultilayerPerceptron
 from fl_lightning.models.mlp import TwoNN as TwoNN
 from fl_lightning.models.projection import WithProjection as WithProjection
 from fl_lightning.models.resnet import CifarResNet as CifarResNet
+from fl_lightning.models.text import BagOfWords as BagOfWords
+from fl_lightning.models.text import CharLSTM as CharLSTM
+from fl_lightning.models.text import TextLSTM as TextLSTM
 from fl_lightning.models.timm_network import TimmNetwork as TimmNetwork
 from fl_lightning.models.yolo import YOLOv8 as YOLOv8
 
