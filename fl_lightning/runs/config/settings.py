@@ -21,6 +21,8 @@ ELSEWHERE = {
     # runs of fl-lightning 0.2 have local_graph, which is gone
     "model": ("seed", "client_states", "cohort_memory", "local_graph", "on_hidden_state"),
 }
+# Settings that runs of before lack, for which None means the same.
+LATER = ("domains",)
 # Settings that may also change where a run goes on: how long it trains, and what it evaluates, tells and saves.
 RESUMABLE = (
     "weights_only",
@@ -47,6 +49,10 @@ def settings_fingerprint(config: Mapping[str, Any]) -> str:
             for name in names:
                 if isinstance(holder, dict):
                     holder.pop(name, None)
+    data = parts.get("data", {}).get("init_args")
+    for name in LATER:
+        if isinstance(data, dict) and data.get(name) is None:
+            data.pop(name, None)
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
