@@ -12,10 +12,10 @@ from fl_lightning.datamodules.changes.augmentation import RandomCrop as RandomCr
 from fl_lightning.datamodules.changes.augmentation import RandomFlip as RandomFlip
 from fl_lightning.datamodules.changes.corruption import Corruption as Corruption
 from fl_lightning.datamodules.changes.corruption import LabelSwap as LabelSwap
-from fl_lightning.datamodules.changes.domains import Blur as Blur
-from fl_lightning.datamodules.changes.domains import Colour as Colour
-from fl_lightning.datamodules.changes.domains import Domains as Domains
-from fl_lightning.datamodules.changes.domains import Rotation as Rotation
+from fl_lightning.datamodules.changes.domain_shift import Blur as Blur
+from fl_lightning.datamodules.changes.domain_shift import Colour as Colour
+from fl_lightning.datamodules.changes.domain_shift import DomainShift as DomainShift
+from fl_lightning.datamodules.changes.domain_shift import Rotation as Rotation
 from fl_lightning.datamodules.changes.long_tail import long_tail as long_tail
 from fl_lightning.datamodules.partition import IID as IID
 from fl_lightning.datamodules.partition import ClassesPerClient as ClassesPerClient

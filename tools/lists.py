@@ -102,7 +102,7 @@ TITLES = {
     "partitions": "data.partition",
     "changes to training images": "data.augment",
     "changes to labels": "data.corruption",
-    "changes to images by client": "data.domains",
+    "changes to images by client": "data.domain_shift",
     "samplers of clients": "data.sampler",
     "availability of clients": "data.availability",
     "networks": "model.client.network",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.changes.corruption import Corruption
-from fl_lightning.datamodules.changes.domains import Domains
+from fl_lightning.datamodules.changes.domain_shift import DomainShift
 from fl_lightning.datamodules.cohorts.availability import Availability
 from fl_lightning.datamodules.partition import Partition
 from fl_lightning.engine.federation.cohorts import ClientSampler
@@ -110,7 +110,7 @@ class Arrays(Labelled, total=False):
     """The arguments of :class:`ImageData` that arrays take."""
 
     resize: int | None
-    domains: Domains | None
+    domain_shift: DomainShift | None
 
 
 class Images(Arrays, total=False):

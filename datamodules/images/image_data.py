@@ -11,7 +11,7 @@ from typing_extensions import override
 from fl_lightning.datamodules.base.labelled import LabelledData
 from fl_lightning.datamodules.base.settings import Labelled, Unpack
 from fl_lightning.datamodules.changes.augmentation import Augmentation
-from fl_lightning.datamodules.changes.domains import Domains
+from fl_lightning.datamodules.changes.domain_shift import DomainShift
 from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
 from fl_lightning.datamodules.partition.parts import Parts
 from fl_lightning.errors import ConfigurationError, check_at_least
@@ -30,7 +30,7 @@ class ImageData(LabelledData):
             batches are never augmented; not together with ``collate_fn``.
         resize: side in pixels, at least 1, of the squares to which all images are resized once, when they are loaded
             (bilinear, antialiased); None leaves images as they are.
-        domains: change of the clients' images by their domains, once; none by default.
+        domain_shift: change of the clients' images by their domains, once; none by default.
         labelled: ``num_clients``, ``partition``, ``proxy_per_class`` and the other arguments of :class:`LabelledData`.
 
     Raises:
@@ -46,7 +46,7 @@ class ImageData(LabelledData):
         normalize: bool | tuple[float, float] = True,
         augment: Sequence[Augmentation] | Augmentation | None = None,
         resize: int | None = None,
-        domains: Domains | None = None,
+        domain_shift: DomainShift | None = None,
         **labelled: Unpack[Labelled],
     ) -> None:
         super().__init__(**labelled)
@@ -55,7 +55,7 @@ class ImageData(LabelledData):
         self.normalize = normalize
         self.augment = checked_augment(augment, normalize, self.collate_fn)
         self.resize = resize
-        self.domains = domains
+        self.domain_shift = domain_shift
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,) below ``num_classes``."""
@@ -63,7 +63,7 @@ class ImageData(LabelledData):
 
     @override
     def shifted(self, inputs: Tensor, *parts: Parts) -> Tensor:
-        return inputs if self.domains is None else self.domains.of_clients(inputs, *parts)
+        return inputs if self.domain_shift is None else self.domain_shift.of_clients(inputs, *parts)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Turn the images of a batch ``[images (B, C, H, W), ...]`` into inputs if the images are uint8.

@@ -21,7 +21,7 @@ from fl_lightning.datamodules import (
     BoxData,
     ClientFiles,
     Corruption,
-    Domains,
+    DomainShift,
     FederatedDataModule,
     ImageData,
     LabelledData,
@@ -35,7 +35,7 @@ from fl_lightning.engine.federation.cohorts import ClientSampler
 WIDTH, INDENT = 100, 32  # of a page, and of the words beside an option or a class
 MADE_FOR_SUBCLASSES = (  # classes that lack a method, which their subclasses define
     *(FederatedDataModule, LabelledData, ImageData, BoxData, ClientFiles, PublishedImages, VisionData),
-    *(Partition, ClientSampler, Augmentation, Corruption, Domains),
+    *(Partition, ClientSampler, Augmentation, Corruption, DomainShift),
 )
 
 
@@ -117,7 +117,7 @@ KINDS = {
     "data.partition": Kind("the partition of the training examples over the clients", Partition, "MyPartition"),
     "data.augment": Kind("an augmentation of the clients' training images", Augmentation, "MyAugmentation"),
     "data.corruption": Kind("a corruption of the clients' training labels", Corruption, "MyCorruption"),
-    "data.domains": Kind("a change of the clients' images by their domains", Domains, "MyDomains"),
+    "data.domain_shift": Kind("a change of the clients' images by their domains", DomainShift, "MyShift"),
     "data.sampler": Kind("the sampler that draws each round's clients", ClientSampler, "MySampler", home=fl_lightning),
     "data.availability": Kind(
         "the simulation of clients that cannot be selected, drop out or are late", Availability, "MyWorld", fl_lightning

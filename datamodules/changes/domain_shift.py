@@ -1,4 +1,4 @@
-"""Domains: images that differ from client to client, as if each had a camera of its own."""
+"""DomainShift: images that differ from client to client, as if each had a camera of its own."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ CHUNK = 1024  # images that are changed at once, as floats
 WIDTHS = 4  # standard deviations at which a blur's window ends
 
 
-class Domains:
+class DomainShift:
     """Changes the images of each client once, by the client's domain. A subclass defines ``count`` and :meth:`change`.
 
     With D domains, client k is in domain k mod D. Its training images and the images that it keeps back for evaluation
@@ -39,8 +39,8 @@ class Domains:
         """
         if images.dtype != torch.uint8 or images.ndim != 4:
             raise ConfigurationError(
-                f"expected uint8 images (n, C, H, W) for domains, got {images.dtype} {tuple(images.shape)}: leave "
-                "domains out"
+                f"expected uint8 images (n, C, H, W) for domain_shift, got {images.dtype} {tuple(images.shape)}: "
+                "leave domain_shift out"
             )
         result = images.clone()
         for own in parts:
@@ -52,7 +52,7 @@ class Domains:
         return result
 
 
-class Rotation(Domains):
+class Rotation(DomainShift):
     """Turns each client's images by its domain's angle (rotated MNIST: Ghifary et al., 2015).
 
     Images are turned around their middle, bilinearly; corners that were outside become black.
@@ -77,7 +77,7 @@ class Rotation(Domains):
         return turned
 
 
-class Colour(Domains):
+class Colour(DomainShift):
     """Tints each client's colour images: each channel is multiplied by the factor of the client's domain.
 
     Args:
@@ -111,7 +111,7 @@ class Colour(Domains):
         return (images * factors).round().to(torch.uint8)
 
 
-class Blur(Domains):
+class Blur(DomainShift):
     """Blurs each client's images by a Gaussian of its domain's width.
 
     The Gaussian ends at four widths; beyond the edges, images are mirrored.

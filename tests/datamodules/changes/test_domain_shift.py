@@ -1,4 +1,4 @@
-"""Domains: each change by hand, which images change, refusals."""
+"""DomainShift: each change by hand, which images change, refusals."""
 
 import math
 from collections.abc import Callable
@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_lightning.datamodules import Blur, Colour, Domains, ImageData, Rotation, Tensors
+from fl_lightning.datamodules import Blur, Colour, DomainShift, ImageData, Rotation, Tensors
 from fl_lightning.datamodules.partition.parts import Parts
 from fl_lightning.errors import ConfigurationError
 
 CORNER = torch.tensor([[255, 0], [0, 0]], dtype=torch.uint8).view(1, 1, 2, 2)
 
 
-class Brighter(Domains):
+class Brighter(DomainShift):
     """Domain d adds d."""
 
     count = 3
@@ -52,13 +52,13 @@ def levels(data: ImageData, client: int) -> tuple[set[int], set[int]]:
 
 def test_a_client_trains_and_evaluates_in_its_domain() -> None:
     """Of five clients, 3 and 4 are in domains 0 and 1; the shared test set is in none."""
-    data = Dark(num_clients=5, held_out=0.5, domains=Brighter())
+    data = Dark(num_clients=5, held_out=0.5, domain_shift=Brighter())
     assert [levels(data, client) for client in range(5)] == [({d}, {d}) for d in (0, 1, 2, 0, 1)]
     assert not any(images.any() for images, _ in data.val_dataloader())
 
 
 def test_test_images_that_come_by_client() -> None:
-    data = Named(domains=Brighter())
+    data = Named(domain_shift=Brighter())
     assert [levels(data, client) for client in range(2)] == [({0}, {0}), ({1}, {1})]
     ((images, _),) = data.val_dataloader()
     assert images[:, 0, 0, 0].tolist() == [0, 1] * 5
@@ -66,11 +66,11 @@ def test_test_images_that_come_by_client() -> None:
 
 def test_the_proxy_set_is_in_no_domain() -> None:
     for source in ("train", "test"):
-        data = Dark(num_clients=3, domains=Brighter(), proxy_per_class=2, proxy_source=source)  # type: ignore[arg-type]
+        data = Dark(num_clients=3, domain_shift=Brighter(), proxy_per_class=2, proxy_source=source)  # type: ignore[arg-type]
         proxy = data.proxy_dataloader()
         assert proxy is not None
         assert not any(images.any() for images, _ in proxy)
-        assert levels(Dark(num_clients=3, domains=Brighter(), held_out=0.5), 2) == ({2}, {2})
+        assert levels(Dark(num_clients=3, domain_shift=Brighter(), held_out=0.5), 2) == ({2}, {2})
 
 
 def test_what_was_loaded_stays() -> None:
@@ -120,14 +120,14 @@ def test_blur_is_a_gaussian() -> None:
     assert torch.equal(Blur([0, width]).change(image, 0), image)
 
 
-def grey(domains: Domains) -> Tensors:
+def grey(shift: DomainShift) -> Tensors:
     pair = torch.zeros(4, 1, 3, 3, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
-    return Tensors(train=pair, test=pair, num_clients=2, domains=domains)
+    return Tensors(train=pair, test=pair, num_clients=2, domain_shift=shift)
 
 
-def floats(domains: Domains) -> Tensors:
+def floats(shift: DomainShift) -> Tensors:
     pair = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
-    return Tensors(train=pair, test=pair, num_clients=2, domains=domains)
+    return Tensors(train=pair, test=pair, num_clients=2, domain_shift=shift)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def floats(domains: Domains) -> Tensors:
         ),
         (
             lambda: floats(Rotation()).setup("fit"),
-            r"expected uint8 images .* got torch.float32 \(4, 2\): leave domains",
+            r"expected uint8 images .* got torch.float32 \(4, 2\): leave domain_shift",
         ),
-        (lambda: Domains().change(CORNER, 0), "Domains must define change"),
+        (lambda: DomainShift().change(CORNER, 0), "DomainShift must define change"),
     ],
 )
 def test_refusals(make: Callable[[], Any], message: str) -> None:
