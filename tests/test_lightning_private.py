@@ -49,7 +49,7 @@ OTHERS = {  # private names of other libraries
     "engine/states/sealed.py": {"_version"},  # torch
     "engine/training/one_by_one.py": {"_version"},  # torch
     "engine/updates/buffers.py": {"_forward_pre_hooks"},  # torch
-    "fit/help.py": {"_HelpAction", "_get_formatter", "_group_actions"},  # argparse
+    "fit/helps/page.py": {"_HelpAction", "_get_formatter", "_group_actions"},  # argparse
     "fit/parser.py": {"_actions", "_get_init_args"},  # argparse
     "reproduce/jobs.py": {"_run_exitfuncs", "_exit"},  # atexit; os, where it is public
     "report/dashboard.py": {"_to_model"},  # wandb_workspaces

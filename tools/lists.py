@@ -29,10 +29,10 @@ import yaml
 
 from fl_lightning import FederatedCallback, FederatedDataModule, RoundTimer, TrafficMonitor
 from fl_lightning.cli import COMMANDS, main
-from fl_lightning.fit.class_lists import KINDS as OPTIONS
-from fl_lightning.fit.class_lists import first_sentence
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import OPTIONS as OPTIONS_FILE
+from fl_lightning.fit.helps.class_lists import KINDS as OPTIONS
+from fl_lightning.fit.helps.class_lists import first_sentence
 from fl_lightning.fit.parser import options_of
 from fl_lightning.fit.read_config import parser_of
 from fl_lightning.reproduce.experiments.papers import experiments

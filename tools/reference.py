@@ -22,8 +22,8 @@ from mkdocs.structure.files import File, Files
 
 import fl_lightning
 from fl_lightning import FederatedCallback
-from fl_lightning.fit.class_lists import KINDS, Kind
 from fl_lightning.fit.configs import CONFIGS, bases, shipped_configs
+from fl_lightning.fit.helps.class_lists import KINDS, Kind
 
 FOLDER = "reference/api"
 PACKAGES = ("fl_lightning", "fl_lightning.callbacks", "fl_lightning.datamodules", "fl_lightning.models")

@@ -29,7 +29,7 @@ from fl_lightning.errors import ConfigurationError, check_at_least, values_of
 from fl_lightning.fit import overview
 from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
-from fl_lightning.fit.help import GroupHelp
+from fl_lightning.fit.helps.page import GroupHelp
 from fl_lightning.fit.messages import GONE, ParsingError
 from fl_lightning.fit.own_data import RESET, begin_anew, fit_network, load_data, what_stays_behind
 from fl_lightning.fit.parser import Parser, class_help

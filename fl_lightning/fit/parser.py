@@ -14,9 +14,9 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import parsing
 from typing_extensions import override
 
-from fl_lightning.fit.class_lists import KINDS, listing, plain
 from fl_lightning.fit.configs import KEYS
-from fl_lightning.fit.help import brief
+from fl_lightning.fit.helps.class_lists import KINDS, listing, plain
+from fl_lightning.fit.helps.page import brief
 from fl_lightning.fit.messages import ParsingError
 from fl_lightning.runs.folder.yaml_text import check_aliases
 

@@ -7,7 +7,7 @@ import pytest
 from lib.command import run
 
 import fl_lightning.callbacks
-from fl_lightning.fit.class_lists import KINDS, listing, purpose
+from fl_lightning.fit.helps.class_lists import KINDS, listing, purpose
 from fl_lightning.fit.read_config import parser_of
 
 TITLES = ["The run:", "The rounds, and the clients' training:", "The data:", "Lightning's Trainer:", "More help:"]

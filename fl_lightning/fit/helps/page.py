@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from fl_lightning.fit.class_lists import KINDS, beside, wrap
+from fl_lightning.fit.helps.class_lists import KINDS, beside, wrap
 
 PLAIN = {  # in place of the parser's texts
     "config": "a config file, or the name of a shipped config, such as digits_gh.yaml; may be given several times",

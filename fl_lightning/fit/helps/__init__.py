@@ -1,0 +1,1 @@
+"""What ``--help`` and ``--OPTION.help`` show."""
