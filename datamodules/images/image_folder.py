@@ -89,7 +89,7 @@ class ImageFolder(ImageData):
         self.leave_out = leave_out
         self.test_share = test_share
         self.channels = channels
-        self.measured = mean is None
+        self._is_to_measure = mean is None
         self.cache = cache
         if image_size is not None:
             _pair(image_size)
@@ -146,8 +146,9 @@ class ImageFolder(ImageData):
 
     def _read(self, files: ImageFiles, train: bool) -> Tensor:
         images, _ = read_images(files, self.shape, self.cache, resize=True)
-        if train and self.measured and len(images):
+        if train and self._is_to_measure and len(images):  # the first that are read: proxy images may come later
             self.mean, self.std = measure(images)
+            self._is_to_measure = False
         return images
 
     def _files(self, train: bool) -> ImageFiles:

@@ -204,3 +204,13 @@ def test_accuracy_by_domain(root: Path) -> None:
             "domain/top1_left_out": own["south"],
         }
     )
+
+
+def test_the_constants_are_those_of_the_images_that_train(root: Path) -> None:
+    """Also where proxy images are read after them."""
+    settings: dict[str, Any] = {"train_examples": 8, "proxy_per_class": 1, "proxy_source": "train"}
+    data = ImageFolder(str(root), (6, 4), client="folder", cache=None, **settings)
+    data.setup("fit")
+    trained = levels(data.client_dataset(client)[:] for client in range(3))
+    assert len(trained) == 8
+    assert data.mean == pytest.approx([np.mean(trained) / 255] * 3)
