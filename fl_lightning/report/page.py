@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 SCRIPTS = ("state", "draw", "explore", "cursor", "clients", "export", "page")  # one scope, in this order
 # Title and metric groups of each section; a metric's group stands before the slash. Other groups are in the last one.
 SECTIONS = {
-    "accuracy": ("Accuracy and loss", ("val", "train", "global_train")),
+    "accuracy": ("Accuracy and loss", ("val", "train", "global_train", "domain")),
     "conflict": ("Conflict between clients", ("conflict",)),
     "coherence": ("Coherence", ("coherence", "weights")),
     "updates": ("Updates", ("updates",)),
