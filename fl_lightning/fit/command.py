@@ -162,8 +162,10 @@ class FederatedCLI(LightningCLI):
         trains = self.config.subcommand == "fit"
         config = self.config[self.config.subcommand]
         if RESET in self.args:
-            rank_zero_only(print)(what_stays_behind(self.args), flush=True)
+            if config.trainer.enable_progress_bar is not False:
+                rank_zero_only(print)(f"loading {config.data.class_path.rpartition('.')[2]} …", flush=True)
             self.own_data = load_data(config.data)
+            rank_zero_only(print)(what_stays_behind(self.args), flush=True)
             fit_network(config.model.client, self.own_data, self.args)
         root = Path(config.trainer.default_root_dir or TRAINER_DEFAULTS["default_root_dir"])
         config.experiment = config.experiment or name_of(config.get("config") or ())
@@ -267,7 +269,7 @@ class FederatedCLI(LightningCLI):
         Missing data are downloaded, or reported, before other devices' processes start.
         """
         fetch_missing(self.datamodule)
-        if subcommand != "data":
+        if subcommand != "data" and self.own_data is None:
             self._say(f"loading {type(self.datamodule).__name__} …")
         super()._run_subcommand(subcommand)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import Namespace
 from torch import Tensor
 
@@ -40,10 +42,11 @@ def begin_anew(args: Sequence[str]) -> list[str]:
     anew: list[str] = []
     for place, argument in enumerate(args):
         option, _, value = argument.partition("=")
-        name = _short(value or "".join(args[place + 1 : place + 2]))
-        replaced, _ = _data_of_configs(args[:place])
-        if option == "--data" and replaced not in ("", name) and not _is_shipped(name):
-            anew.append(RESET)
+        if option == "--data":
+            name = _class_in(value or "".join(args[place + 1 : place + 2]))
+            replaced, _ = _data_of_configs(args[:place])
+            if name and replaced not in ("", name) and not _is_shipped(name):
+                anew.append(RESET)
         anew.append(argument)
     return anew
 
@@ -112,6 +115,18 @@ def _sizes(data: FederatedDataModule) -> dict[str, int]:
         if inputs.shape[1] == inputs.shape[2]:
             sizes["image_size"] = inputs.shape[1]
     return sizes
+
+
+def _class_in(value: str) -> str:
+    """Return the short name of the class in a value of ``--data``: a class, or a mapping with one; "" for a file."""
+    try:
+        read = yaml.safe_load(value)
+        is_file = isinstance(read, str) and Path(read).is_file()
+    except (yaml.YAMLError, OSError, ValueError):  # the parser says what is wrong with the value
+        return ""
+    if is_file:
+        return ""
+    return _short(str(read.get("class_path", "") if isinstance(read, dict) else read))
 
 
 def _short(path: str) -> str:

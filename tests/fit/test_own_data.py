@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from lib.command import fit, run
+from lib.command import fit, refused, run
 
 OWN = ["--data=Tensors", "--data.path=my.npz", "--trainer.max_epochs=1"]
 
@@ -53,9 +53,20 @@ def test_the_network_has_the_sizes_of_the_data() -> None:
 
 def test_data_of_the_package_take_the_configs_settings_over() -> None:
     """And a run's own config, which names the same class, keeps its settings."""
-    shown = run("data", "--config=mnist_gh.yaml", "--data=Digits")
-    assert "starts from its own defaults" not in shown.err
+    for data in (
+        "--data=Digits",
+        "--data={class_path: Digits}",
+        '--data={"class_path": "fl_lightning.datamodules.Digits"}',
+    ):
+        shown = run("data", "--config=mnist_gh.yaml", data, "--data.partition.alpha=0.5")
+        assert shown.status == 0, shown.err
+        assert "own defaults" not in shown.out
     fit(*OWN, "--data.num_clients=3", config="mnist_gh.yaml")
     fit("--data=Tensors", config="runs/mnist_gh/version_0/config.yaml")
     assert Path("runs/mnist_gh/version_1").is_dir()
     assert config()["data"]["init_args"]["num_clients"] == 3
+
+
+@pytest.mark.parametrize("value", ["{class_path: ", "x" * 5000, "nowhere.Data"])
+def test_a_value_that_names_no_data_is_the_parsers_to_refuse(value: str) -> None:
+    refused("data", "--config=mnist_gh.yaml", f"--data={value}")
