@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import Namespace
 from torch import Tensor
 
 import fl_lightning.datamodules
 from fl_lightning.datamodules import Digits, FederatedDataModule, PublishedImages, Shapes
 from fl_lightning.engine.federation.batches import CPU
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import layers_of
 from fl_lightning.fit.parser import Parser
+from fl_lightning.runs.folder.yaml_text import read_yaml
 from fl_lightning.seeding import isolated
 
 SHIPPED = (PublishedImages, Digits, Shapes)  # data sets whose settings serve one another
@@ -120,9 +121,9 @@ def _sizes(data: FederatedDataModule) -> dict[str, int]:
 def _class_in(value: str) -> str:
     """Return the short name of the class in a value of ``--data``: a class, or a mapping with one; "" for a file."""
     try:
-        read = yaml.safe_load(value)
+        read = read_yaml("--data", value)
         is_file = isinstance(read, str) and Path(read).is_file()
-    except (yaml.YAMLError, OSError, ValueError):  # the parser says what is wrong with the value
+    except (ConfigurationError, OSError, ValueError):  # the parser says what is wrong with the value
         return ""
     if is_file:
         return ""
