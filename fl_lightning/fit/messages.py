@@ -286,7 +286,10 @@ def no_such_option_of_the_class(match: re.Match[str], refusal: Refusal) -> str |
     near = initials if initials in refusal.accepted else nearest(name, refusal.accepted)
     if near:
         return f"{missing}; did you mean {near}?"
-    if hint := option_meant_by(name):
+    hint = option_meant_by(name)
+    if hint and f"--{refusal.place}.{name}" in hint:  # the option that was given: its class was not
+        return f"{missing} without a class: name one, --{refusal.place} CLASS"
+    if hint:
         return f"{missing}; {hint}"
     if not refusal.owner:
         return f"{missing}; --{refusal.place}.help CLASS lists those of a class"

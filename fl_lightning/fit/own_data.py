@@ -55,7 +55,8 @@ def begin_anew(args: Sequence[str]) -> list[str]:
 def what_stays_behind(args: Sequence[str]) -> str:
     """Say which settings of a config's data do not follow, given a command line of :func:`begin_anew`."""
     replaced, settings = _data_of_configs(args)
-    return f"the data start from their own defaults: the config's {', '.join(settings)} are for {replaced}"
+    names = ", ".join(settings) or "settings"
+    return f"the data start from their own defaults: the config's {names} are for {replaced}"
 
 
 def _data_of_configs(args: Sequence[str]) -> tuple[str, dict[str, Any]]:
@@ -127,7 +128,8 @@ def _class_in(value: str) -> str:
         return ""
     if is_file:
         return ""
-    return _short(str(read.get("class_path", "") if isinstance(read, dict) else read))
+    path = str(read.get("class_path", "")) if isinstance(read, dict) else str(read)
+    return _short(path)
 
 
 def _short(path: str) -> str:

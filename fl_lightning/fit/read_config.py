@@ -17,6 +17,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import resolve_configs
 from fl_lightning.fit.messages import mistake_in
+from fl_lightning.fit.own_data import begin_anew
 from fl_lightning.fit.parser import Parser
 from fl_lightning.runs.folder.yaml_text import read_yaml
 
@@ -54,7 +55,7 @@ def config_of(arguments: Sequence[str]) -> dict[str, Any]:
     """
     parser = parser_of("fit")
     with _mistakes_in_one_line():
-        dumped = parser.dump(parser.parse_args(resolve_configs(arguments)), skip_unset=False)
+        dumped = parser.dump(parser.parse_args(begin_anew(resolve_configs(arguments))), skip_unset=False)
         return dict(read_yaml("the config", dumped))
 
 

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from lib.command import fit, refused, run
 
+from fl_lightning.fit.read_config import config_of
+
 OWN = ["--data=Tensors", "--data.path=my.npz", "--trainer.max_epochs=1"]
 
 
@@ -69,4 +71,19 @@ def test_data_of_the_package_take_the_configs_settings_over() -> None:
 
 @pytest.mark.parametrize("value", ["{class_path: ", "x" * 5000, "nowhere.Data"])
 def test_a_value_that_names_no_data_is_the_parsers_to_refuse(value: str) -> None:
-    refused("data", "--config=mnist_gh.yaml", f"--data={value}")
+    assert refused("data", "--config=mnist_gh.yaml", f"--data={value}").startswith("data: ")
+
+
+def test_an_experiment_is_planned_as_its_runs_are_made() -> None:
+    """A setting that a run would refuse is refused before the first run; the plan's settings are the run's."""
+    sweep = ["sweep", "--config=mnist_gh.yaml", "--data=Tensors", "--data.path=my.npz", "--seeds=1", "--rounds=1"]
+    assert "alpha without a class: name one, --data.partition CLASS" in refused(
+        *sweep, "--grid", "data.partition.alpha=1"
+    )
+    result = run(*sweep, "--data.num_clients=2", "--grid", "data.batch_size=8,16")
+    assert result.status == 0, result.err
+    planned = config_of(["--config=mnist_gh.yaml", "--data=Tensors", "--data.path=my.npz", "--data.num_clients=2"])
+    made = [yaml.safe_load(path.read_text())["data"] for path in Path("runs/sweep").rglob("config.yaml")]
+    assert sorted(data["init_args"]["batch_size"] for data in made) == [8, 16]
+    for data in made:
+        assert data["init_args"] == planned["data"]["init_args"] | {"batch_size": data["init_args"]["batch_size"]}
