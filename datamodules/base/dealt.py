@@ -59,21 +59,24 @@ class Dealt:
             batch_size: number of examples in a batch.
             collate: function that makes a batch from a list of examples; None to stack them.
         """
-        if self.kept is None:
-            return
-        examples, parts = self.kept
-        rows = parts[client]
-        if not len(rows):
-            return
-        located = in_memory(examples, rows) if collate is None else None
-        if located is not None:
-            dataset, rows = located
-            for part in torch.split(rows, batch_size):
-                yield [take(tensor, part) for tensor in dataset.tensors]
-            return
-        batches = SeededBatches(examples, rows, batch_size, 0, collate or default_collate)
-        for number in range(len(batches)):
-            yield batches[number]
+        if self.kept is not None:
+            examples, parts = self.kept
+            yield from batches_of(examples, parts[client], batch_size, collate)
+
+
+def batches_of(examples: Examples, rows: Tensor, batch_size: int, collate: Collate | None = None) -> Iterator[Any]:
+    """Yield the examples of some rows (m,) in batches, in order; see :meth:`Dealt.kept_batches`."""
+    if not len(rows):
+        return
+    located = in_memory(examples, rows) if collate is None else None
+    if located is not None:
+        dataset, rows = located
+        for part in torch.split(rows, batch_size):
+            yield [take(tensor, part) for tensor in dataset.tensors]
+        return
+    batches = SeededBatches(examples, rows, batch_size, 0, collate or default_collate)
+    for number in range(len(batches)):
+        yield batches[number]
 
 
 def check_held_out(share: float) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out, in_order
+from fl_lightning.datamodules.base.dealt import Dealt, batches_of, check_held_out, hold_out, in_order
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
 from fl_lightning.datamodules.changes.corruption import Corruption
@@ -21,7 +21,6 @@ from fl_lightning.datamodules.changes.proxy_set import Balanced, Shuffled, draw_
 from fl_lightning.datamodules.partition import IID, Partition
 from fl_lightning.datamodules.partition.base import check_enough
 from fl_lightning.datamodules.partition.parts import Parts, rows_of
-from fl_lightning.engine.federation.batches import take
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 from fl_lightning.seeding import numpy_generator
 
@@ -140,13 +139,11 @@ class LabelledData(FederatedDataModule):
         domains = self.domains(False)
         if domains is None:
             return {}
-        used = [domain for domain, is_used in zip(domains, self._dealt.evaluated.tolist(), strict=True) if is_used]
-        names = np.asarray(used)
+        evaluated = np.asarray(domains)[self._dealt.evaluated.numpy()]
         batches: dict[str, Iterable[list[Tensor]]] = {}
-        for name in sorted(set(used)):
-            rows = torch.from_numpy(np.flatnonzero(names == name))
-            own = [take(tensor, rows) for tensor in self._dealt.evaluation.tensors]
-            batches[name] = in_order(TensorDataset(*own), self.eval_batch_size)
+        for name in np.unique(evaluated).tolist():
+            rows = torch.from_numpy(np.flatnonzero(evaluated == name))
+            batches[name] = batches_of(self._dealt.evaluation, rows, self.eval_batch_size)
         return batches
 
     def groups(self) -> Tensor | None:

@@ -54,7 +54,7 @@ class Stacked(Draws, total=False):
 
 
 class Kept(Stacked, total=False):
-    """What clients keep back from training, too."""
+    """Adds the share of its examples that each client keeps back from training."""
 
     held_out: float
 

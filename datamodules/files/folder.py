@@ -183,7 +183,7 @@ def opened(file: str | Path | BinaryIO, name: str = "", header: bool = False) ->
 
     Args:
         file: path of the image file, or its content.
-        name: what the messages call the image; the path by default.
+        name: name of the image in messages; by default, its path.
         header: whether to read the size and the mode alone, before the image is turned.
     """
     name = name or str(file)

@@ -116,7 +116,9 @@ class ImageFolder(ImageData):
 
     @override
     def missing(self) -> str | None:
-        return refusal(lambda: site_names(self._root()) if self._by_site else self._folder())
+        if self._by_site:
+            return refusal(lambda: site_names(self._root()))
+        return refusal(self._folder)
 
     def prepare_data(self) -> None:
         """Decode the images into the cache, where other processes find them."""

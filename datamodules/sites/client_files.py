@@ -160,7 +160,8 @@ def as_inputs(train: NDArray[Any], test: NDArray[Any]) -> tuple[Tensor, Tensor]:
     """
     arrays = [_in_channels(array) for array in (train, test)]
     if all(array.dtype.kind in "iu" for array in arrays):
-        kind = np.uint8 if all(array.dtype == np.uint8 and array.ndim == 4 for array in arrays) else np.int64
+        are_images = all(array.dtype == np.uint8 and array.ndim == 4 for array in arrays)
+        kind = np.uint8 if are_images else np.int64
         whole = [torch.from_numpy(np.ascontiguousarray(array, dtype=kind)) for array in arrays]
         return whole[0], whole[1]
     for low in (0, -1):  # what black is

@@ -1,6 +1,6 @@
 """Leaf: the data sets of the LEAF benchmark."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -58,7 +58,8 @@ class Leaf(ClientFiles):
 
     @override
     def missing(self) -> str | None:
-        return refusal(lambda: [leaf_files(self.folder, train) for train in (True, False)])
+        found = [refusal(partial(leaf_files, self.folder, train)) for train in (True, False)]
+        return found[0] or found[1]
 
     @override
     def read(self, train: bool) -> Clients:

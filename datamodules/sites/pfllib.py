@@ -1,5 +1,7 @@
 """PFLlib: the data sets that PFLlib has generated."""
 
+from functools import partial
+
 import numpy as np
 from typing_extensions import override
 
@@ -20,7 +22,8 @@ class PFLlib(ClientFiles):
 
     @override
     def missing(self) -> str | None:
-        return refusal(lambda: [pfllib_files(self.folder, train) for train in (True, False)])
+        found = [refusal(partial(pfllib_files, self.folder, train)) for train in (True, False)]
+        return found[0] or found[1]
 
     @override
     def read(self, train: bool) -> Clients:

@@ -42,7 +42,8 @@ def characters(texts: Sequence[str]) -> Ints:
             f"expected texts of one length, got {min(lengths)} to {max(lengths)} characters: cut "
             "them as LEAF does, to 80"
         )
-    return np.array([[CODES[character] for character in text] for text in texts], dtype=np.int64)
+    codes = [CODES[character] for text in texts for character in text]
+    return np.array(codes, dtype=np.int64).reshape(len(texts), -1)
 
 
 def words(text: str) -> list[str]:

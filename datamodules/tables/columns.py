@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from io import BytesIO
 from itertools import chain
@@ -90,7 +90,9 @@ def image_columns(dataset: Any, columns: Sequence[str] | None, label: str) -> tu
     images = [name for name, kind in kinds.items() if kind == "Image"]
     if len(images) != 1 or dataset.format["type"] is not None:
         return None
-    classes = [label] if label in kinds else [name for name, kind in kinds.items() if kind == "ClassLabel"]
+    classes = [label]
+    if label not in kinds:
+        classes = [name for name, kind in kinds.items() if kind == "ClassLabel"]
     if columns is not None and list(columns) != [*images, *classes]:
         return None
     if len(classes) != 1:
@@ -148,7 +150,9 @@ class ColumnImages(LightningDataModule):
         first = {id(split): name for name, split in reversed([*splits.items()])}
         self._names = {name: first[id(split)] for name, split in splits.items()}
         own = {name: split for name, split in splits.items() if self._names[name] == name}
-        self._splits = {name: split if isinstance(split, list) else [split] for name, split in own.items()}
+        self._splits: dict[str, list[Any]] = {}
+        for name, split in own.items():
+            self._splits[name] = split if isinstance(split, list) else [split]
         self._image, self._label = columns
         self._channels, self._size, self._given, self._memory = channels, size, (mean, std), memory_gib * GIB
         self._batch_size, self._collate_fn = batch_size, collate_fn
@@ -174,9 +178,10 @@ class ColumnImages(LightningDataModule):
     @cached_property
     def sets(self) -> dict[str, Dataset[Any]]:
         """The examples of each data set, uint8 images (C, H, W) and int64 labels: in memory if they fit."""
-        stored: dict[str, ConcatDataset[Any]] = {
-            name: ConcatDataset([_stored(part, self._image) for part in parts]) for name, parts in self._splits.items()
-        }
+        stored: dict[str, ConcatDataset[Any]] = {}
+        for name, parts in self._splits.items():
+            columns = [_stored(part, self._image) for part in parts]
+            stored[name] = ConcatDataset(columns)
         shape = self._shape(stored)
         size = sum(map(len, stored.values())) * math.prod(shape)
         if size > self._memory:
@@ -213,8 +218,9 @@ class ColumnImages(LightningDataModule):
         mean, std = self._given
         if mean is not None:
             return check_constants(mean, std, len(train[0][0]))
-        in_memory = isinstance(train, TensorDataset)
-        chunks = train.tensors[0].split(1000) if in_memory else (image[None] for image, _ in train)
+        chunks: Iterable[Tensor] = (image[None] for image, _ in train)
+        if isinstance(train, TensorDataset):
+            chunks = torch.split(train.tensors[0], 1000)
         return constants_of(sum(map(count_values, chunks), torch.tensor(0)))
 
     @cached_property

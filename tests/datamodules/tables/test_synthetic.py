@@ -16,7 +16,7 @@ from fl_lightning.errors import ConfigurationError
 CLIENTS = 2000
 
 
-def close_variance(values: Any, expected: float) -> None:
+def check_variance(values: Any, expected: float) -> None:
     """The variance of n normal numbers has a standard error of sqrt(2 / n) of itself."""
     assert np.var(values) == pytest.approx(expected, rel=5 * math.sqrt(2 / len(values)))
 
@@ -31,8 +31,8 @@ def test_models_differ_by_a_standard_deviation(alpha: float) -> None:
     drawn = [draw_model(alpha, generator) for _ in range(CLIENTS)]
     assert (drawn[0][0].shape, drawn[0][1].shape) == ((10, 60), (10,))
     entries = np.stack([np.append(weights, bias) for weights, bias in drawn])
-    close_variance(entries.mean(1), alpha**2 + 1 / 610)
-    close_variance((entries - entries.mean(1, keepdims=True))[:, :10].ravel(), 1 - 1 / 610)
+    check_variance(entries.mean(1), alpha**2 + 1 / 610)
+    check_variance((entries - entries.mean(1, keepdims=True))[:, :10].ravel(), 1 - 1 / 610)
     assert abs(entries.mean()) < 5 * math.sqrt((alpha**2 + 1 / 610) / CLIENTS)
 
 
@@ -40,8 +40,8 @@ def test_means_differ_by_a_standard_deviation() -> None:
     """The mean of a client's 60 means has variance beta² + 1/60."""
     generator = np.random.default_rng(0)
     means = np.stack([draw_mean(0.5, generator) for _ in range(CLIENTS)])
-    close_variance(means.mean(1), 0.25 + 1 / 60)
-    close_variance((means - means.mean(1, keepdims=True))[:, :10].ravel(), 1 - 1 / 60)
+    check_variance(means.mean(1), 0.25 + 1 / 60)
+    check_variance((means - means.mean(1, keepdims=True))[:, :10].ravel(), 1 - 1 / 60)
 
 
 def test_inputs_have_decreasing_variances() -> None:
