@@ -20,6 +20,7 @@ from fl_lightning.datamodules.changes.long_tail import long_tail as long_tail
 from fl_lightning.datamodules.partition import IID as IID
 from fl_lightning.datamodules.partition import ClassesPerClient as ClassesPerClient
 from fl_lightning.datamodules.partition import Dirichlet as Dirichlet
+from fl_lightning.datamodules.partition import DomainDirichlet as DomainDirichlet
 from fl_lightning.datamodules.partition import ExtendedDirichlet as ExtendedDirichlet
 from fl_lightning.datamodules.partition import HybridDirichlet as HybridDirichlet
 from fl_lightning.datamodules.partition import Natural as Natural

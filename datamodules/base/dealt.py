@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
-from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.engine.federation.batches import Collate, Examples, SeededBatches, in_memory, take
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import numpy_generator

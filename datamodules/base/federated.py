@@ -7,6 +7,7 @@ from typing import Any, Never
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
@@ -16,8 +17,8 @@ from fl_lightning.datamodules.base.loaders import Loaders, column_of, deal, trai
 from fl_lightning.datamodules.base.settings import Draws, Partitioned, Unpack
 from fl_lightning.datamodules.cohorts.availability import Availability
 from fl_lightning.datamodules.cohorts.sampling import UniformSampler
-from fl_lightning.datamodules.partition import IID, Partition, Stated
-from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.datamodules.partition import IID, DomainDirichlet, Partition, Stated
+from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.engine.federation.batches import Examples
 from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
 from fl_lightning.engine.federation.cohorts import ClientSampler
@@ -188,8 +189,8 @@ class PartitionedData(FederatedDataModule):
 
     Args:
         datamodule: the data module; its ``train_dataloader`` returns one DataLoader over a map-style dataset.
-        num_clients: N, the number of clients; leave it out with a stated partition, which sets N. With
-            ``Natural(column)``, each value of the column is a client by default.
+        num_clients: N, the number of clients; leave it out with a stated partition or ``DomainDirichlet``, which set N.
+            With ``Natural(column)``, each value of the column is a client by default.
         partition: a :class:`Partition`; or a stated partition: either one list of example indices for each client, or
             one integer or string for each example, which stands for its client. The distinct values in sorted order are
             the clients 0, 1, … By default, random parts whose sizes differ by at most one.
@@ -232,6 +233,10 @@ class PartitionedData(FederatedDataModule):
         chosen = IID() if partition is None else partition
         self.partition = chosen if isinstance(chosen, Partition) else Stated(chosen)
         self._late = ["sizes"]  # attributes that a new fit finds again
+        if num_clients is not None and isinstance(self.partition, DomainDirichlet):
+            raise ConfigurationError(
+                f"DomainDirichlet sets the number of clients, got num_clients={num_clients}, too: leave it out"
+            )
         if num_clients is None and isinstance(self.partition, Stated):
             num_clients = len(self.partition.parts)
         if num_clients is not None:
@@ -241,7 +246,8 @@ class PartitionedData(FederatedDataModule):
             self._late += ["num_clients", *({"client_names"} - self.__dict__.keys())]
         else:
             raise ConfigurationError(
-                "expected num_clients, a stated partition or Natural with a column, got none of them: set num_clients"
+                "expected num_clients, a stated partition, or Natural or DomainDirichlet with a column, got none of "
+                "them: set num_clients"
             )
         self.prepare_data_per_node = datamodule.prepare_data_per_node
         for name in (*LOADERS, *TRANSFER_HOOKS, *OWN_HOOKS):
@@ -300,8 +306,16 @@ class PartitionedData(FederatedDataModule):
             setattr(self, name, loader[name] if value is None else value)
         if (column := self.partition.column) is None:
             return deal(examples, self.partition, self.num_clients, self.labels, None, self.seed)
-        values = column_of(examples, column, self.datamodule)
+        values = self._column(examples, column)
+        if isinstance(self.partition, DomainDirichlet):
+            names = self.partition.names(values.tolist())
+            dealt = deal(examples, self.partition, len(names), self.labels, values, self.seed)
+            return replace(dealt, names=names)
         if "num_clients" not in self._late:
             return deal(examples, self.partition, self.num_clients, self.labels, values, self.seed)
         by_value = Stated(values.tolist())  # a client for each value
         return deal(examples, by_value, len(by_value.parts), self.labels, None, self.seed)
+
+    def _column(self, examples: Examples, name: str) -> NDArray[Any]:
+        """Return the integers or texts (n,) of a column of the training set."""
+        return column_of(examples, name, self.datamodule)

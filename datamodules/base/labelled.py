@@ -12,15 +12,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, batches_of, check_held_out, hold_out, in_order
+from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out, in_order
+from fl_lightning.datamodules.base.domains import batches_by_domain, with_domains
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
 from fl_lightning.datamodules.changes.corruption import Corruption
 from fl_lightning.datamodules.changes.long_tail import long_tail, tail_sizes
 from fl_lightning.datamodules.changes.proxy_set import Balanced, Shuffled, draw_proxy
-from fl_lightning.datamodules.partition import IID, Partition
+from fl_lightning.datamodules.partition import IID, DomainDirichlet, Partition
 from fl_lightning.datamodules.partition.base import check_enough
-from fl_lightning.datamodules.partition.parts import Parts, rows_of
+from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 from fl_lightning.seeding import numpy_generator
 
@@ -41,7 +42,8 @@ class LabelledData(FederatedDataModule):
     :meth:`held_out_batches` gives; with ``held_out``, they are training examples, as for all data.
 
     Args:
-        num_clients: N, the number of clients, at least 1; not used where the data come with their clients.
+        num_clients: N, the number of clients, at least 1; not used where the data come with their clients, nor with
+            ``DomainDirichlet``.
         partition: partition that deals the training set to the clients; equal random parts by default, or the clients
             with which the data come.
         corruption: corruption of the clients' training labels; none by default.
@@ -140,11 +142,7 @@ class LabelledData(FederatedDataModule):
         if domains is None:
             return {}
         evaluated = np.asarray(domains)[self._dealt.evaluated.numpy()]
-        batches: dict[str, Iterable[list[Tensor]]] = {}
-        for name in np.unique(evaluated).tolist():
-            rows = torch.from_numpy(np.flatnonzero(evaluated == name))
-            batches[name] = batches_of(self._dealt.evaluation, rows, self.eval_batch_size)
-        return batches
+        return batches_by_domain(evaluated, self._dealt.evaluation, self.eval_batch_size)
 
     def groups(self) -> Tensor | None:
         """Return the (n,) number of each training example's group (writer, speaker, device); None if unknown.
@@ -166,7 +164,9 @@ class LabelledData(FederatedDataModule):
 
     @cached_property
     def _names(self) -> Sequence[str] | None:
-        """The clients with which the data come, in sorted order; None where a partition makes the clients."""
+        """The clients with which the data come, in sorted order, or that divide domains; None for numbers alone."""
+        if isinstance(self.partition, DomainDirichlet):
+            return self.partition.names(self.domains(True) or ())
         names = self.clients(True) if self._is_natural else None
         return None if names is None else sorted(set(names))
 
@@ -277,7 +277,7 @@ class LabelledData(FederatedDataModule):
 
     def _own_tests(self, rows: Tensor) -> Parts | None:
         """Return each client's rows of the test set, among ``rows``; None if clients hold out, or have no such rows."""
-        clients = self.clients(False) if self._names is not None and not self.held_out else None
+        clients = self.clients(False) if self._is_natural and not self.held_out else None
         return None if clients is None else self._parts_by_name(clients, rows)
 
     def _parts_by_name(self, clients: Sequence[str], rows: Tensor) -> Parts:
@@ -292,14 +292,10 @@ class LabelledData(FederatedDataModule):
         """Deal ``rows`` of the training set to the clients, thinned out by the long tail; return each client's rows."""
         if self.long_tail > 1:
             rows = rows[long_tail(labels[rows], self.long_tail, numpy_generator(self.seed, "long tail"))]
-        if self._names is not None and (clients := self.clients(True)) is not None:
+        clients = self.clients(True) if self._is_natural else None
+        if clients is not None:
             return self._parts_by_name(clients, rows)
-        by = self.groups() if self.partition.by == "groups" else labels
-        if by is None:
-            raise ConfigurationError(
-                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no groups: "
-                "choose another partition, or define groups()"
-            )
+        by = self._dealt_by(labels)
         if self.partition.column:
             raise ConfigurationError(
                 f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no column "
@@ -308,6 +304,27 @@ class LabelledData(FederatedDataModule):
         check_enough(self.num_clients, len(rows))
         parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))
         return Parts.of(parts).among(rows)
+
+    def _dealt_by(self, labels: Tensor) -> Tensor:
+        """Return the numbers by which the partition deals the training set, given its classes (n,)."""
+        name, kind = type(self.partition).__name__, type(self).__name__
+        if self.partition.by == "groups":
+            groups = self.groups()
+            if groups is None:
+                raise ConfigurationError(
+                    f"{name} keeps groups together, but {kind} knows no groups: choose another partition, or define "
+                    "groups()"
+                )
+            return groups
+        if self.partition.by == "domains":
+            domains = self.domains(True)
+            if domains is None:
+                raise ConfigurationError(
+                    f"{name} divides domains, but {kind} knows no domains: choose another partition, set domain where "
+                    "there is such an option, or define domains(train)"
+                )
+            return with_domains(domains, labels)
+        return labels
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""

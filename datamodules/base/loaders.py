@@ -24,9 +24,10 @@ from torch.utils.data import (
 )
 
 from fl_lightning.datamodules.base.dealt import Dealt
+from fl_lightning.datamodules.base.domains import with_domains
 from fl_lightning.datamodules.partition import Partition, Stated
 from fl_lightning.datamodules.partition.base import check_enough
-from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.engine.federation.batches import CPU, Collate, Examples, check_examples
 from fl_lightning.engine.federation.clients import unchanged
 from fl_lightning.errors import ConfigurationError
@@ -231,7 +232,7 @@ def deal(
             does not fit.
     """
     count = len(examples)
-    by = partition.by if groups is None else "nothing"
+    by = "nothing" if groups is not None and partition.by == "groups" else partition.by
     if not isinstance(partition, Stated):
         check_enough(num_clients, count)
     if by == "groups" and labels is None:
@@ -240,7 +241,7 @@ def deal(
             "training example"
         )
     values = stored(examples, _labels) if labels is None else np.asarray(labels)
-    if values is None and by == "labels":
+    if values is None and by in ("labels", "domains"):
         values = _read_entries(examples, _label)
     classes = None if values is None else _numbers_of(values, count)
     if classes is None and values is not None and (labels is not None or by != "nothing"):
@@ -250,6 +251,8 @@ def deal(
             f"{values.shape}: give labels=, or a partition without labels such as IID"
         )
     numbers = classes if groups is None else _numbers_of(groups, count)
+    if by == "domains" and groups is not None and classes is not None:
+        numbers = with_domains(groups, classes)
     numbers = torch.zeros(count, dtype=torch.int64) if numbers is None else numbers
     parts = partition.split(numbers, num_clients, numpy_generator(seed, "partition"))
     names = partition.names if isinstance(partition, Stated) else None

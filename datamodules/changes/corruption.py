@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning.datamodules.partition.parts import Ints
+from fl_lightning.datamodules.partition.steps.parts import Ints
 from fl_lightning.errors import ConfigurationError
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2  # type: ignore[import-untyped]  # torchvision ships no types
 from typing_extensions import override
 
-from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.errors import ConfigurationError, check_not_negative
 
 CHUNK = 1024  # images that are changed at once, as floats

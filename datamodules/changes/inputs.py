@@ -63,3 +63,8 @@ def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.de
     """Return constants (C, 1, 1) that broadcast over (B, C, H, W)."""
     with torch.inference_mode(False):  # validation runs in inference mode, training reuses the tensor
         return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
+
+
+def for_evaluation(batch: Any) -> Any:
+    """Return a batch that is not augmented."""
+    return list(batch) if isinstance(batch, TrainingBatch) else batch

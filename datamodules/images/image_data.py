@@ -13,7 +13,7 @@ from fl_lightning.datamodules.base.settings import Labelled, Unpack
 from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.changes.domain_shift import DomainShift
 from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
-from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.errors import ConfigurationError, check_at_least
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.datamodules.base.domains import check_left_out
 from fl_lightning.datamodules.base.labelled import Unread
 from fl_lightning.datamodules.base.settings import Images, Unpack
 from fl_lightning.datamodules.files.cache import CACHE
@@ -47,8 +48,8 @@ class ImageFolder(ImageData):
         cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``, if
             set, takes the place of ``~/.cache``.
         client: "folder" if ``root`` holds a folder for each client (site, hospital, writer).
-        domain: "folder" if ``root`` holds a folder for each domain (photo, sketch); they are the clients, too, and
-            :meth:`domain_batches` gives the test images of each.
+        domain: "folder" if ``root`` holds a folder for each domain (photo, sketch); they are the clients, too, unless a
+            partition such as ``DomainDirichlet`` is given, and :meth:`domain_batches` gives the test images of each.
         leave_out: domains, or sites, that do not train: all their images are test images.
         test_share: share in (0, 1) of the images of a site without a test set that are its test set, at least one
             image; drawn with the run's seed.
@@ -157,6 +158,7 @@ class ImageFolder(ImageData):
         """List the images of the training or the test set, once in the life of this data module."""
         if train not in self._listed:
             if self._by_site:
+                check_left_out(self.leave_out, site_names(self._root()))
                 self._listed[train] = list_sites(self._root(), train, self.test_share, self.seed, self.leave_out)
             else:
                 folder, test = self._folder()

@@ -3,6 +3,7 @@
 from fl_lightning.datamodules.partition.base import Partition
 from fl_lightning.datamodules.partition.classes import ClassesPerClient
 from fl_lightning.datamodules.partition.dirichlet import Dirichlet
+from fl_lightning.datamodules.partition.domains import DomainDirichlet
 from fl_lightning.datamodules.partition.extended import ExtendedDirichlet
 from fl_lightning.datamodules.partition.hybrid import HybridDirichlet
 from fl_lightning.datamodules.partition.iid import IID
@@ -14,6 +15,7 @@ __all__ = [
     "IID",
     "ClassesPerClient",
     "Dirichlet",
+    "DomainDirichlet",
     "ExtendedDirichlet",
     "HybridDirichlet",
     "Natural",

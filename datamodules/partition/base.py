@@ -6,15 +6,16 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.datamodules.partition.parts import Ints, rows_of
+from fl_lightning.datamodules.partition.steps.parts import Ints, rows_of
 from fl_lightning.errors import ConfigurationError
 
 
 class Partition:
     """Deals examples to clients: every example to exactly one. A subclass implements :meth:`owners`."""
 
-    by: ClassVar[Literal["labels", "groups", "nothing"]] = "labels"
-    """Numbers that :meth:`split` takes: every example's class, its group (the writer, speaker or device), or any."""
+    by: ClassVar[Literal["labels", "groups", "domains", "nothing"]] = "labels"
+    """Numbers that :meth:`split` takes: every example's class, its group (the writer, speaker or device), the pair of
+    its domain and its class, or any."""
 
     column: str | None = None
     """Column of the data whose values are the groups; None for the groups that the data module or the user gives."""
@@ -23,8 +24,8 @@ class Partition:
         """Split the examples over the clients.
 
         Args:
-            labels: (n,) integer class (or group: see :attr:`by`) of every example, n >= 1; numbers that do not occur
-                are ignored.
+            labels: (n,) integer class (or group: see :attr:`by`) of every example, or (n, 2) domain and class, n >= 1;
+                numbers that do not occur are ignored.
             num_clients: N >= 1, the number of clients; with more clients than examples, some clients get nothing.
             generator: source of all randomness.
 
@@ -40,7 +41,7 @@ class Partition:
                 "examples: raise them"
             )
         owners = self.owners(labels.cpu().numpy(), num_clients, generator)
-        if owners.shape != labels.shape or owners.min() < 0 or owners.max() >= num_clients:
+        if owners.shape != labels.shape[:1] or owners.min() < 0 or owners.max() >= num_clients:
             raise ConfigurationError(
                 f"expected {type(self).__name__}.owners to return {len(labels)} clients from 0 to {num_clients - 1}, "
                 f"got {len(owners)} from {owners.min()} to {owners.max()}: return one client per example"
@@ -51,7 +52,7 @@ class Partition:
         """Draw the client of every example.
 
         Args:
-            labels: (n,) class (or group) of every example, n >= 1.
+            labels: (n,) class (or group) of every example, or (n, 2) domain and class, n >= 1.
             num_clients: N >= 1, the number of clients.
             generator: source of all randomness.
 

@@ -4,8 +4,8 @@ import numpy as np
 from typing_extensions import override
 
 from fl_lightning.datamodules.partition.base import Partition
-from fl_lightning.datamodules.partition.parts import Ints
-from fl_lightning.datamodules.partition.shares import deal, number
+from fl_lightning.datamodules.partition.steps.parts import Ints
+from fl_lightning.datamodules.partition.steps.shares import deal, number
 from fl_lightning.errors import ConfigurationError, check_at_least
 
 

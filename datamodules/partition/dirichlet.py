@@ -7,8 +7,15 @@ from typing_extensions import override
 
 from fl_lightning.datamodules.partition.base import Partition
 from fl_lightning.datamodules.partition.iid import IID
-from fl_lightning.datamodules.partition.parts import Ints
-from fl_lightning.datamodules.partition.shares import MIN_CONCENTRATION, check_alpha, deal, dirichlet, number, whole
+from fl_lightning.datamodules.partition.steps.parts import Ints
+from fl_lightning.datamodules.partition.steps.shares import (
+    MIN_CONCENTRATION,
+    check_alpha,
+    deal,
+    dirichlet,
+    number,
+    whole,
+)
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 
 Form = Literal["class", "client", "rebalanced"]

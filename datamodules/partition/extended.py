@@ -4,8 +4,8 @@ import numpy as np
 from typing_extensions import override
 
 from fl_lightning.datamodules.partition.classes import ClassesPerClient
-from fl_lightning.datamodules.partition.parts import Ints
-from fl_lightning.datamodules.partition.shares import check_alpha, dirichlet, whole
+from fl_lightning.datamodules.partition.steps.parts import Ints
+from fl_lightning.datamodules.partition.steps.shares import check_alpha, dirichlet, whole
 
 
 class ExtendedDirichlet(ClassesPerClient):

@@ -7,8 +7,8 @@ from typing_extensions import override
 
 from fl_lightning.datamodules.partition.base import Partition
 from fl_lightning.datamodules.partition.dirichlet import Dirichlet
-from fl_lightning.datamodules.partition.parts import Ints
-from fl_lightning.datamodules.partition.shares import check_alpha
+from fl_lightning.datamodules.partition.steps.parts import Ints
+from fl_lightning.datamodules.partition.steps.shares import check_alpha
 from fl_lightning.errors import ConfigurationError, check_choice
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from typing_extensions import override
 
 from fl_lightning.datamodules.partition.base import Partition
-from fl_lightning.datamodules.partition.parts import Ints
+from fl_lightning.datamodules.partition.steps.parts import Ints
 
 
 class IID(Partition):

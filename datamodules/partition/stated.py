@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.datamodules.partition.base import Partition
-from fl_lightning.datamodules.partition.parts import Ints, rows_of
+from fl_lightning.datamodules.partition.steps.parts import Ints, rows_of
 from fl_lightning.errors import ConfigurationError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fl_lightning.datamodules.partition.parts import Ints
+from fl_lightning.datamodules.partition.steps.parts import Ints
 from fl_lightning.errors import ConfigurationError
 
 # LEAF's characters of Shakespeare's plays, in LEAF's order

@@ -43,13 +43,14 @@ class Tuples(Dataset[tuple[Any, ...]]):
         return tuple(example[column] for column in self.columns)
 
 
-def prepared(dataset: Any, columns: Sequence[str] | None, client: str | None = None) -> Any:
-    """Return a Hugging Face data set that gives tensors, without the client column, in tuples if columns are named."""
+def prepared(dataset: Any, columns: Sequence[str] | None, left_out: Sequence[str] = ()) -> Any:
+    """Return a Hugging Face data set that gives tensors, without some columns, in tuples if columns are named."""
     check_columns(dataset, columns or ())
     if dataset.format["type"] is None:
         dataset = dataset.with_format("torch")
-    if client in dataset.column_names and client not in (columns or ()):
-        dataset = dataset.remove_columns([client])
+    unused = [name for name in left_out if name in dataset.column_names and name not in (columns or ())]
+    if unused:
+        dataset = dataset.remove_columns(unused)
     return Tuples(dataset, columns) if columns else dataset
 
 

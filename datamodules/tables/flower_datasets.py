@@ -1,20 +1,22 @@
 """FlowerDatasets: the partitions of Flower Datasets as clients."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt
+from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.loaders import Loaders
 from fl_lightning.datamodules.base.settings import Stacked, Unpack
 from fl_lightning.datamodules.changes.augmentation import Augmentation
-from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.datamodules.changes.inputs import for_evaluation
+from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.datamodules.tables.columns import ColumnImages, column_of, image_columns, prepared
 from fl_lightning.errors import ConfigurationError
 
@@ -35,6 +37,8 @@ class FlowerDatasets(FederatedDataModule):
         batch_size: number of examples in a batch, for evaluation, too.
         collate_fn: as for :class:`FederatedDataModule`, for evaluation, too.
         channels, image_size, mean, std, normalize, augment, memory_gib: as for :class:`HuggingFace`.
+        held_out: share of each client's examples, in [0, 1), that the client keeps back from training for evaluation;
+            drawn with the run's seed and rounded to whole examples; at least one example stays in training.
         federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
 
     Raises:
@@ -60,9 +64,12 @@ class FlowerDatasets(FederatedDataModule):
         normalize: bool | tuple[float, float] = True,
         augment: Sequence[Augmentation] | Augmentation | None = None,
         memory_gib: float = 4.0,
+        held_out: float = 0.0,
         **federation: Unpack[Stacked],
     ) -> None:
         super().__init__(batch_size=batch_size, collate_fn=collate_fn, **federation)
+        check_held_out(held_out)
+        self.held_out = held_out
         if not hasattr(source, "load_partition") or (isinstance(test, str) and not hasattr(source, "load_split")):
             raise ConfigurationError(
                 "expected a FederatedDataset, or a Partitioner and a test set, of flwr_datasets (pip install "
@@ -90,27 +97,9 @@ class FlowerDatasets(FederatedDataModule):
         self._partitioner  # noqa: B018  # a FederatedDataset downloads here
 
     @override
-    def client_dataset(self, client: int) -> Any:
-        if self._dealt is not None:
-            return super().client_dataset(client)
-        return prepared(self._partitioner.load_partition(client), self.columns)
-
-    @override
-    def client_num_samples(self, client: int) -> int:
-        return len(self._partitioner.load_partition(client))
-
-    @override
-    def class_counts(self) -> Tensor | None:
-        """Return the (N, C) numbers of examples per client and class; None if ``label`` is no column of integers."""
-        parts = [self._partitioner.load_partition(client) for client in range(self.num_clients)]
-        if self.label not in parts[0].column_names:
-            return None
-        labels = [torch.from_numpy(column_of(part, self.label)) for part in parts]
-        for classes in labels:  # of one client
-            if classes.is_floating_point() or classes.ndim != 1 or (len(classes) and classes.min() < 0):
-                return None
-        most = max(int(classes.max()) + 1 for classes in labels if len(classes))
-        return torch.stack([classes.long().bincount(minlength=most) for classes in labels])
+    def held_out_batches(self, client: int) -> Iterator[Any]:
+        """Return the client's own examples for its evaluation, in batches, in order; they are not augmented."""
+        return map(for_evaluation, self._dealt.kept_batches(client, self.batch_size, self.collate_fn))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Turn images into inputs as :meth:`ImageData.on_after_batch_transfer` does; return other batches unchanged."""
@@ -127,22 +116,38 @@ class FlowerDatasets(FederatedDataModule):
         return self._images.num_classes
 
     @cached_property
+    def _parts(self) -> list[Any]:
+        """The partitions, as Hugging Face data sets."""
+        return [self._partitioner.load_partition(client) for client in range(self.num_clients)]
+
+    @cached_property
     def _images(self) -> ColumnImages | None:
-        columns = image_columns(self._partitioner.load_partition(0), self.columns, self.label)
+        columns = image_columns(self._parts[0], self.columns, self.label)
         if columns is None:
             return None
-        parts = [self._partitioner.load_partition(client) for client in range(self.num_clients)]
-        splits = {"train": parts} | ({} if self.test is None else {"test": self._test_set()})
+        splits = {"train": self._parts} | ({} if self.test is None else {"test": self._test_set()})
         return ColumnImages(splits, columns, self.batch_size, self.collate_fn, *self._settings)
 
     @cached_property
-    def _dealt(self) -> Dealt | None:
+    def _dealt(self) -> Dealt:
         if self._images is None:
+            examples: Any = ConcatDataset([prepared(part, self.columns) for part in self._parts])
+        else:
+            examples = self._images.sets["train"]
+            self.collate_fn = self._images.collate("train")
+        sizes = torch.tensor([len(part) for part in self._parts])
+        parts, kept = hold_out(Parts(torch.arange(len(examples)), sizes), self.held_out, self.seed)
+        return Dealt(examples=examples, parts=parts, classes=self._classes(), kept=(examples, kept))
+
+    def _classes(self) -> Tensor | None:
+        """Return the (n,) int64 class of each example; None if ``label`` is no column of classes."""
+        if self.label not in self._parts[0].column_names:
             return None
-        examples: Any = self._images.sets["train"]
-        self.collate_fn = self._images.collate("train")
-        parts = Parts(torch.arange(len(examples)), self.sizes)
-        return Dealt(examples=examples, parts=parts, classes=None)
+        columns = [column_of(part, self.label) for part in self._parts]
+        classes = np.concatenate(columns)
+        if classes.dtype.kind not in "iub" or classes.ndim != 1 or (len(classes) and classes.min() < 0):
+            return None
+        return torch.from_numpy(classes.astype(np.int64))
 
     @cached_property
     def _partitioner(self) -> Any:

@@ -1,20 +1,24 @@
 """HuggingFace: a Hugging Face data set, dealt by one of its columns or by a partition."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from fl_lightning.datamodules.base.dealt import Dealt
+from fl_lightning.datamodules.base.domains import batches_by_domain, check_domain
 from fl_lightning.datamodules.base.federated import PartitionedData
 from fl_lightning.datamodules.base.loaders import Loaders
 from fl_lightning.datamodules.base.settings import Kept, Unpack
 from fl_lightning.datamodules.changes.augmentation import Augmentation
+from fl_lightning.datamodules.changes.inputs import for_evaluation
 from fl_lightning.datamodules.files.hub import read_splits
-from fl_lightning.datamodules.partition import Partition
-from fl_lightning.datamodules.partition.parts import Parts, rows_of
+from fl_lightning.datamodules.partition import DomainDirichlet, Partition
+from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
 from fl_lightning.datamodules.tables.columns import (
     ColumnImages,
     check_columns,
@@ -23,10 +27,9 @@ from fl_lightning.datamodules.tables.columns import (
     image_columns,
     prepared,
 )
-from fl_lightning.engine.federation.batches import Examples, TrainingBatch
+from fl_lightning.datamodules.tables.splits import choose_splits, move_to_test
+from fl_lightning.engine.federation.batches import Examples
 from fl_lightning.errors import ConfigurationError
-
-VALIDATION = ("validation", "valid", "val", "dev")  # names of the split, the usual one first
 
 
 class HuggingFace(PartitionedData):
@@ -56,6 +59,12 @@ class HuggingFace(PartitionedData):
         batch_size: number of examples in a batch, for evaluation, too.
         collate_fn: as for :class:`FederatedDataModule`, for evaluation, too.
         subset: name of the part of a data set on the hub that has several (``cropped_digits`` of SVHN).
+        domain: name of the column that holds each example's domain (photo, sketch); each domain is a client, too,
+            unless there is ``client`` or ``partition``, such as ``DomainDirichlet``. :meth:`domain_batches` gives the
+            test examples of each domain, if the test set has the column.
+        leave_out: domains, as texts, that do not train: their training examples become test examples.
+        test_share: share in [0, 1) of the training examples of each client and domain that become test examples, for
+            data without a test set; drawn with the run's seed, rounded to whole examples.
         channels: 3, where grey images become colour, or 1, where colour images become grey; by default 1 if all
             training images are grey.
         image_size: height and width in pixels, or one number for both; by default the commonest size in the training
@@ -90,6 +99,9 @@ class HuggingFace(PartitionedData):
         batch_size: int = 32,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         subset: str | None = None,
+        domain: str | None = None,
+        leave_out: Sequence[str] = (),
+        test_share: float = 0.0,
         channels: Literal[1, 3] | None = None,
         image_size: int | tuple[int, int] | None = None,
         mean: tuple[float, ...] | None = None,
@@ -102,19 +114,25 @@ class HuggingFace(PartitionedData):
         splits = train if isinstance(train, Mapping) else {"train": train}
         if isinstance(train, str):
             splits = read_splits(train, subset)
-        training = splits["train"]
-        check_columns(training, [*(columns or ()), *([client] if client else ())])
+        sources = choose_splits(splits, test)
+        own = [name for name in (client, domain) if name is not None]
+        check_columns(sources["train"], [*(columns or ()), *own])
+        check_domain(domain, leave_out)
         if client and partition is not None:
             raise ConfigurationError(f"expected client or partition, got both, with client={client}: leave one out")
-        found = [splits[name] for name in VALIDATION if name in splits]
-        val = next(iter(found), splits.get("test")) if test is None else test
-        sources = {"train": training, "test": splits.get("test", val) if test is None else test, "val": val}
-        sources = {name: split for name, split in sources.items() if split is not None}
+        if leave_out or test_share:
+            sources = move_to_test(sources, own, domain, leave_out, test_share, federation.get("seed", 0))
+        if partition is None and num_clients is None:
+            client = client or domain
+        if isinstance(partition, DomainDirichlet) and partition.column is None:
+            partition = copy(partition)
+            partition.column = domain
+        training = sources["train"]
         pair = image_columns(training, columns, label)
         images = None
         if pair is None:
             check_no_images(channels=channels, image_size=image_size, mean=mean, std=std, augment=augment)
-            raw = {name: prepared(split, columns, client) for name, split in sources.items()}
+            raw = {name: prepared(split, columns, own) for name, split in sources.items()}
             source: Any = Loaders(batch_size=batch_size, collate_fn=collate_fn, **raw)
         else:
             label = pair[1]
@@ -139,7 +157,8 @@ class HuggingFace(PartitionedData):
             labels=labels if labels is not None and labels.dtype.kind in "iubSU" else None,
             **federation,
         )
-        self._images, self._client, self._test = images, client, sources.get("test")
+        self._images, self._client, self._training, self._test = images, client, training, sources.get("test")
+        self.domain, self.leave_out = domain, leave_out
         classes: int | None = getattr(training.features.get(label), "num_classes", None)
         if images is not None:
             classes = images.num_classes
@@ -149,8 +168,14 @@ class HuggingFace(PartitionedData):
     @override
     def held_out_batches(self, client: int) -> Iterator[Any]:
         """Return the client's own examples for its evaluation, in batches, in order; they are not augmented."""
-        for batch in super().held_out_batches(client):
-            yield list(batch) if isinstance(batch, TrainingBatch) else batch
+        return map(for_evaluation, super().held_out_batches(client))
+
+    @override
+    def domain_batches(self) -> Mapping[str, Iterable[Any]]:
+        if self.domain is None or self._test is None or self.domain not in self._test.column_names:
+            return {}
+        batches = batches_by_domain(column_of(self._test, self.domain), self._tests, self.batch_size, self.collate_fn)
+        return {name: map(for_evaluation, own) for name, own in batches.items()}
 
     @override
     def own_tests(self, dealt: Dealt) -> tuple[Examples, Parts] | None:
@@ -160,5 +185,14 @@ class HuggingFace(PartitionedData):
         names = {name: number for number, name in enumerate(dealt.names or ())}
         owners = np.array([names.get(str(value), len(names)) for value in column_of(self._test, self._client).tolist()])
         rows = np.flatnonzero(owners < len(names))  # examples of a client that does not train are nobody's
-        examples: Any = self._images.sets["test"] if self._images else self.datamodule.test_dataloader().dataset
-        return examples, rows_of(owners[rows], len(names)).among(torch.from_numpy(rows))
+        return self._tests, rows_of(owners[rows], len(names)).among(torch.from_numpy(rows))
+
+    @property
+    def _tests(self) -> Any:
+        """The examples of the test set."""
+        return self._images.sets["test"] if self._images else self.datamodule.test_dataloader().dataset
+
+    @override
+    def _column(self, examples: Examples, name: str) -> NDArray[Any]:
+        values: NDArray[Any] = column_of(self._training, name)
+        return values

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from fl_lightning.datamodules.base.labelled import LabelledData
 from fl_lightning.datamodules.base.settings import Generated, Unpack
-from fl_lightning.datamodules.partition.parts import Ints
-from fl_lightning.datamodules.partition.shares import Floats
+from fl_lightning.datamodules.partition.steps.parts import Ints
+from fl_lightning.datamodules.partition.steps.shares import Floats
 from fl_lightning.errors import ConfigurationError, check_at_least, check_not_negative, check_within
 from fl_lightning.seeding import numpy_generator
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, hold_out, in_order
+from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out, in_order
+from fl_lightning.datamodules.base.domains import batches_by_domain, check_domain, check_left_out
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
 from fl_lightning.datamodules.partition import Natural
-from fl_lightning.datamodules.partition.parts import Parts, rows_of
+from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
 from fl_lightning.errors import ConfigurationError, nearest
 
 if TYPE_CHECKING:
@@ -54,6 +55,11 @@ class Table(FederatedDataModule):
         task: ``"regression"`` keeps the numbers of any target column as float targets; ``"classification"`` makes
             classes of the values of any one target column; None decides by the type of the column.
         partition: ``Natural(column)`` in place of ``client``.
+        held_out: share of each client's training rows, in [0, 1), that the client keeps back from training for its
+            evaluation, in place of its rows of the test set; drawn with the run's seed.
+        domain: name of a column of domains (countries, devices), which is no feature: :meth:`domain_batches` gives the
+            test rows of each.
+        leave_out: domains, as texts, that do not train: their training rows become test rows.
         federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
             :class:`FederatedDataModule`.
 
@@ -74,9 +80,14 @@ class Table(FederatedDataModule):
         eval_batch_size: int = 1000,
         task: Task | None = None,
         partition: Natural | None = None,
+        held_out: float = 0.0,
+        domain: str | None = None,
+        leave_out: Sequence[str] = (),
         **federation: Unpack[Federation],
     ) -> None:
         super().__init__(**federation)
+        check_held_out(held_out)
+        check_domain(domain, leave_out)
         if not 0 <= test_share < 1 or (test is not None and test_share) or eval_batch_size < 1:
             raise ConfigurationError(
                 "expected test or a test_share in [0, 1), and eval_batch_size >= 1, got "
@@ -100,7 +111,9 @@ class Table(FederatedDataModule):
         self.client = str(partition.column if partition and partition.column else client)
         self.train, self.test, self.test_share, self.eval_batch_size = train, test, test_share, eval_batch_size
         self.task = task
-        if test is not None or test_share:  # else the data module would hide the client module's own loaders
+        self.held_out, self.domain, self.leave_out = held_out, domain, leave_out
+        has_tests = test is not None or test_share or leave_out
+        if has_tests:  # else the data module would hide the client module's own loaders
             self.val_dataloader = self.test_dataloader = self._test_loader  # type: ignore[method-assign]
 
     @cached_property
@@ -127,41 +140,74 @@ class Table(FederatedDataModule):
 
     @override
     def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
-        """Return the rows of the test set that are the client's own, in batches of ``eval_batch_size``, in order."""
+        """Return the client's own rows for its evaluation, in batches of ``eval_batch_size``, in order.
+
+        They are the rows that the client keeps back from training, or its rows of the test set.
+        """
         return self._dealt.kept_batches(client, self.eval_batch_size)
 
+    @override
+    def domain_batches(self) -> Mapping[str, Iterable[list[Tensor]]]:
+        if self._dealt.domains is None:
+            return {}
+        return batches_by_domain(self._dealt.domains, self._dealt.evaluation, self.eval_batch_size)
+
     def _test_loader(self) -> DataLoader[Any]:
-        return in_order(self._dealt.kept[0], self.eval_batch_size)
+        return in_order(self._dealt.evaluation, self.eval_batch_size)
 
     @cached_property
     def _dealt(self) -> _Loaded:
+        import pandas as pd
+
         train = _frame(self.train, "train", self.client)
         test = train.iloc[:0] if self.test is None else _frame(self.test, "test", self.client)
-        others = [name for name in train.columns if name not in (self.client, *self._targets)]
+        own = [] if self.domain is None else [self.domain]
+        others = [name for name in train.columns if name not in (self.client, *self._targets, *own)]
         names = self.features or [name for name in others if name and not name.startswith("Unnamed: ")]  # pandas' word
-        _check_columns(train, "train", [self.client, *self._targets, *names])
-        _check_columns(test, "test", [*self._targets, *names])
+        _check_columns(train, "train", [self.client, *self._targets, *own, *names])
+        _check_columns(test, "test", [*self._targets, *own, *names])
         if not names:
             raise ConfigurationError("expected the train table to have columns of features, got none: add one")
+        left_out = self._left_out(train)
+        whole, train = train, train[~left_out]
         clients = _sorted(train[self.client], self.client)
+        parts, kept = (_parts(table, self.client, clients) for table in (train, test))
+        if left_out.any():
+            test = pd.concat([test, whole[left_out]])  # these rows are no client's
         classes = self._classes(train, test)
         rows, test_rows = (TensorDataset(_floats(t, names), self._encode(t, classes)) for t in (train, test))
         if not self.features:
             _warn_of_odd(train[others], names, train[self._targets[0]])
-        parts, kept = (_parts(table, self.client, clients) for table in (train, test))
+        domains = test[own]
         if self.test_share:
             parts, back = hold_out(parts, self.test_share, self.seed)
             kept = Parts(torch.arange(len(back.rows)), back.sizes)
-            test_rows = TensorDataset(*rows[back.rows])
+            both = zip(rows[back.rows], test_rows.tensors, strict=True)
+            test_rows = TensorDataset(*[torch.cat(tensors) for tensors in both])
+            domains = pd.concat([train[own].iloc[back.rows.numpy()], domains])
+        evaluated = (test_rows, kept)
+        if self.held_out:
+            parts, kept = hold_out(parts, self.held_out, self.seed)
+            evaluated = (rows, kept)
         return _Loaded(
             examples=rows,
             parts=parts,
             classes=rows.tensors[1] if classes else None,
             num_classes=len(classes),
             names=[str(value) for value in clients],
-            kept=(test_rows, kept),
+            kept=evaluated,
+            evaluation=test_rows,
+            domains=domains[self.domain].astype(str).tolist() if self.domain else None,
             class_names=classes,
         )
+
+    def _left_out(self, train: DataFrame) -> NDArray[np.bool_]:
+        """Tell which training rows are of domains that do not train."""
+        if self.domain is None:
+            return np.zeros(len(train), dtype=bool)
+        domains = train[self.domain].astype(str)
+        check_left_out(self.leave_out, sorted(set(domains)))
+        return domains.isin(self.leave_out).to_numpy()
 
     def _classes(self, train: DataFrame, test: DataFrame) -> list[Any]:
         """Return the sorted distinct values of a target column of classes; an empty list for floats."""
@@ -192,7 +238,8 @@ class Table(FederatedDataModule):
 @dataclass(frozen=True, kw_only=True)
 class _Loaded(Dealt):
     names: list[str]
-    kept: tuple[TensorDataset, Parts]  # the test set, and each client's rows of the test set
+    evaluation: TensorDataset
+    domains: list[str] | None  # (n,) the domain of each test row
     class_names: list[Any]
 
 

@@ -331,7 +331,7 @@ TWO = {"num_clients": 2}
         (DataLoader(ROWS, batch_sampler=[[0], [1, 2]]), TWO, "to have a batch_size, got list"),
         (DataLoader(ROWS, sampler=WeightedRandomSampler([1.0] * 8, 8)), TWO, "once, got WeightedRandomSampler: .* Sub"),
         (Pair(), TWO, r"expected Pair.train_dataloader\(\) to return one DataLoader, got list: return a single Data"),
-        (ROWS, {}, "expected num_clients, a stated partition or Natural with a column, got none of them: set num_cl"),
+        (ROWS, {}, "expected num_clients, a stated partition, or Natural or DomainDirichlet with a column, got none"),
         (ROWS, {"partition": [[0], [1]], "num_clients": 3}, "expected num_clients=2, as the partition states, got 3"),
         (ROWS, {"partition": [[0], [8]]}, "expected partition to state indices from 0 to 7, got 0 to 8"),
         (ROWS, {"partition": ["a", "b"]}, "expected partition to state the clients of 8 examples, got 2: give one for"),

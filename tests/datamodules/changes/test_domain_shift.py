@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.datamodules import Blur, Colour, DomainShift, ImageData, Rotation, Tensors
-from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.errors import ConfigurationError
 
 CORNER = torch.tensor([[255, 0], [0, 0]], dtype=torch.uint8).view(1, 1, 2, 2)

@@ -20,7 +20,7 @@ from fl_lightning.datamodules import (
     Partition,
     QuantitySkew,
 )
-from fl_lightning.datamodules.partition.parts import rows_of, stable_order
+from fl_lightning.datamodules.partition.steps.parts import rows_of, stable_order
 from fl_lightning.errors import ConfigurationError
 
 ALL = [

@@ -49,6 +49,26 @@ def test_every_example_is_at_the_partitioners_client() -> None:
     assert sorted(x for part in parts for x in part) == list(range(12))
 
 
+def test_clients_hold_out() -> None:
+    """Each keeps back two of its four examples; columns and images alike."""
+    for settings in ({}, {"columns": ["x", "label"]}):
+        data = FlowerDatasets(partitioner(partitioners.IidPartitioner(num_partitions=3)), held_out=0.5, **settings)
+        assert data.sizes.tolist() == [2, 2, 2]
+        seen = values(FlowerDatasets(data.source)) if not settings else []
+        for client, whole in enumerate(seen):
+            (batch,) = data.held_out_batches(client)
+            assert sorted([*batch["x"].tolist(), *values(data)[client]]) == sorted(whole)
+    made = partitioners.NaturalIdPartitioner(partition_by="user")
+    made.dataset = images(30)
+    data = FlowerDatasets(made, held_out=0.2)
+    assert data.sizes.tolist() == [8, 8, 8]
+    for client in range(3):
+        (batch,) = data.held_out_batches(client)
+        assert [tuple(part.shape) for part in batch] == [(2, 1, 28, 28), (2,)]
+    with pytest.raises(ConfigurationError, match=r"held_out must be in \[0, 1\)"):
+        FlowerDatasets(made, held_out=1.0)
+
+
 def test_natural_ids_name_the_clients() -> None:
     """Rows 0, 4 and 8 are b's. Other partitioners know no ids, and an option comes before the ids."""
     made = partitioners.NaturalIdPartitioner(partition_by="user")

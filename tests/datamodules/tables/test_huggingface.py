@@ -103,7 +103,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"client": "writer"}, "expected columns writer, got x, label, user: choose among these"),
         ({"client": "user", "columns": ["image"]}, "expected columns image, got x, label, user"),
         ({"client": "user", "partition": [[0]]}, "expected client or partition, got both, with client=user"),
-        ({}, "expected num_clients, a stated partition or Natural with a column, got none"),
+        ({}, "expected num_clients, a stated partition, or Natural or DomainDirichlet with a column, got none"),
         ({"train": [1, 2]}, r"expected a datasets.Dataset \(pip install 'fl-lightning\[huggingface\]'\), got list"),
         ({"train": rows().to_iterable_dataset()}, "expected the data set to be .* got IterableDataset"),
         ({"train": "nowhere"}, r"expected a folder, .* \(owner/name\), got .*nowhere, which does not exist: point"),

@@ -1,9 +1,9 @@
-"""Steps that partitions share: draw shares, turn shares into numbers of examples, deal the examples."""
+"""Draw shares, turn shares into numbers of examples, deal the examples."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_lightning.datamodules.partition.parts import Ints, stable_order
+from fl_lightning.datamodules.partition.steps.parts import Ints, stable_order
 from fl_lightning.errors import ConfigurationError
 
 Floats = NDArray[np.float64]

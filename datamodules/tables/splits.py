@@ -1,0 +1,102 @@
+"""Splits of a Hugging Face data set: which examples train, which evaluate."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_lightning.datamodules.base.domains import check_left_out
+from fl_lightning.datamodules.tables.columns import column_of
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.seeding import numpy_generator
+
+Bools = NDArray[np.bool_]
+
+VALIDATION = ("validation", "valid", "val", "dev")  # names of the split, the usual one first
+
+
+def choose_splits(splits: Mapping[str, Any], test: Any) -> dict[str, Any]:
+    """Choose the data sets to train, to test and to validate on (``train``, ``test``, ``val``) among named splits.
+
+    Args:
+        splits: data sets by the names of their splits, with one named ``train``.
+        test: data set to validate and test on, in place of the splits; None for the splits.
+    """
+    if test is not None:
+        return {"train": splits["train"], "test": test, "val": test}
+    found = [splits[name] for name in VALIDATION if name in splits]
+    val = found[0] if found else splits.get("test")
+    chosen = {"train": splits["train"], "test": splits.get("test", val), "val": val}
+    return {name: split for name, split in chosen.items() if split is not None}
+
+
+def move_to_test(
+    chosen: Mapping[str, Any],
+    columns: Sequence[str],
+    domain: str | None,
+    left_out: Sequence[str],
+    share: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Move training examples to the data sets to test and to validate on.
+
+    Args:
+        chosen: data sets named ``train`` and, where there are such, ``test`` and ``val``.
+        columns: names of the columns of clients and of domains.
+        domain: name of the column of domains; None without domains.
+        left_out: domains of which all training examples are moved.
+        share: share in [0, 1) of the other training examples that is moved, the same for each combination of values of
+            ``columns``; drawn with ``seed`` and rounded to whole examples.
+        seed: the run's seed.
+
+    Raises:
+        ConfigurationError: ``share`` is outside its range, there is no such domain, or a data set to test on lacks a
+            column of the training set.
+    """
+    if not 0 <= share < 1:  # also refuses nan
+        raise ConfigurationError(f"test_share must be in [0, 1), the share of each client's examples, got {share}")
+    train = chosen["train"]
+    is_moved = np.zeros(len(train), dtype=bool)
+    if domain is not None:
+        domains = column_of(train, domain).astype(str)
+        check_left_out(left_out, np.unique(domains).tolist())
+        is_moved = np.isin(domains, left_out)
+    if share:
+        is_moved |= _draw_share(train, columns, is_moved, share, seed)
+    moved = train.select(np.flatnonzero(is_moved))
+    result = {"train": train.select(np.flatnonzero(~is_moved))}
+    result["test"] = _joined(chosen.get("test"), moved)
+    is_same = chosen.get("val") is chosen.get("test")
+    result["val"] = result["test"] if is_same else _joined(chosen.get("val"), moved)
+    return result
+
+
+def _draw_share(train: Any, columns: Sequence[str], is_moved: Bools, share: float, seed: int) -> Bools:
+    """Draw a share of the examples that stay so far, for each combination of values of some columns."""
+    groups = np.zeros(len(train), dtype=np.int64)
+    for column in columns:
+        numbers = np.unique(column_of(train, column), return_inverse=True)[1]
+        groups = groups * (numbers.max() + 1) + numbers
+    is_drawn = np.zeros(len(train), dtype=bool)
+    for group in np.unique(groups).tolist():
+        rows = np.flatnonzero((groups == group) & ~is_moved)
+        count = min(round(share * len(rows)), len(rows) - 1)
+        if count > 0:
+            draw = numpy_generator(seed, "test share", group).choice(rows, count, replace=False)
+            is_drawn[draw] = True
+    return is_drawn
+
+
+def _joined(split: Any, moved: Any) -> Any:
+    """Return the examples of a data set to test on, if there is one, and then those that were moved there."""
+    if split is None:
+        return moved
+    missing = [name for name in moved.column_names if name not in split.column_names]
+    if missing:
+        raise ConfigurationError(
+            f"expected the test set to have the columns of the training set, got none of {', '.join(missing)}: leave "
+            "leave_out and test_share out, or test"
+        )
+    return import_module("datasets").concatenate_datasets([split.select_columns(moved.column_names), moved])
