@@ -59,7 +59,7 @@ def _metrics(group: str, title: str, caption: str) -> Iterator[Metric]:
 
 def _domain_metrics() -> Iterator[Metric]:
     """Name the metrics of a module that logs top1, top3 and loss, by domain."""
-    over = {"mean": "mean over the domains", "worst": "worst domain", "left_out": "domains that do not train"}
+    over = {"mean": "mean of those that train", "worst": "worst of those that train", "left_out": "those left out"}
     for name, called in NAMES.items():
         percent = name != "loss"
         panel = f"{called} by domain"
@@ -91,8 +91,8 @@ class PersonalEvaluation(Monitor):
     clients.
 
     Where the data have domains (``domain`` of ``ImageFolder``), ``val/top1`` of the global model on the test examples
-    of each becomes ``domain/top1/<name>``, ``domain/top1_mean``, ``_worst`` and, where some domains do not train,
-    ``_left_out``, the mean over these, each domain counted once.
+    of each becomes ``domain/top1/<name>``, ``domain/top1_mean`` and ``_worst`` over the domains that train, and
+    ``_left_out``, the mean over those that do not, each domain counted once.
 
     The measures of fairness, standard deviation and worst tenth, are those of Li et al., 2020 ("Fair Resource
     Allocation in Federated Learning") and Wang et al., 2021 (FedFV). Every device evaluates the models of all clients.
@@ -103,7 +103,7 @@ class PersonalEvaluation(Monitor):
 
     Raises:
         ConfigurationError: ``every`` is less than 1; the module has no ``validation_step``, or one that logs nothing;
-            no client holds data out.
+            no client holds data out, and the data have no domains.
     """
 
     metrics = (
@@ -141,11 +141,14 @@ class PersonalEvaluation(Monitor):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         check_validation_step(self, pl_module)
         data: Any = pl_module.data
-        if not any(True for k in range(data.num_clients) for _ in data.held_out_batches(k)):
+        if not self._holds_out(data) and not data.domain_batches():
             raise ConfigurationError(
                 f"PersonalEvaluation evaluates on data that clients hold out, but no client of {type(data).__name__} "
                 f"holds data out: {remedy(data, 'held_out_batches(client)', 'held_out', 'test_share')}"
             )
+
+    def _holds_out(self, data: Any) -> bool:
+        return any(True for client in range(data.num_clients) for _ in data.held_out_batches(client))
 
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
@@ -165,15 +168,18 @@ class PersonalEvaluation(Monitor):
             client: self._evaluate(orchestrator, partial(data.held_out_batches, client))
             for client in range(data.num_clients)
         }
-        check_logged(self, orchestrator, {client: row for client, row in held_out.items() if row})
+        by_client = {client: row for client, row in held_out.items() if row}
+        self._log_domains(orchestrator)
+        if not by_client and data.domain_batches():
+            return  # there are domains alone
+        check_logged(self, orchestrator, by_client)
         own: dict[int, dict[str, float]] = {}
         for result in cohort.results:
             logged = result.metrics.items()
             own[result.client] = {name.removeprefix(OWN): value for name, value in logged if name.startswith(OWN)}
         self._log(orchestrator, "held_out/", held_out)
         self._log(orchestrator, OWN, own)
-        self._log_personal(orchestrator, {client: row for client, row in held_out.items() if row})
-        self._log_domains(orchestrator)
+        self._log_personal(orchestrator, by_client)
 
     def _log_domains(self, orchestrator: Server) -> None:
         """Evaluate the global model on the test examples of each domain."""
@@ -185,9 +191,11 @@ class PersonalEvaluation(Monitor):
             values = {domain: row[name] for domain, row in by_domain.items() if name in row}
             log_each(orchestrator, f"domain/{name}", values, values.values())
             worst = max if lower_is_better(name) else min
-            orchestrator.log_round(f"domain/{name}_mean", fmean(values.values()))
-            orchestrator.log_round(f"domain/{name}_worst", worst(values.values()))
+            trained = [value for domain, value in values.items() if domain not in data.leave_out]
             left_out = [value for domain, value in values.items() if domain in data.leave_out]
+            if trained:
+                orchestrator.log_round(f"domain/{name}_mean", fmean(trained))
+                orchestrator.log_round(f"domain/{name}_worst", worst(trained))
             if left_out:
                 orchestrator.log_round(f"domain/{name}_left_out", fmean(left_out))
 

@@ -172,7 +172,7 @@ def commonest_size(files: Sequence[str], most: int = 200) -> tuple[int, int]:
         height, width = size
         rank_zero_warn(
             f"image_size is {height}x{width}, the commonest size; {others} of {sizes.total()} images looked at have "
-            "other sizes, and are scaled: image_size sets another"
+            "other sizes: they are scaled until they cover it, and their middle is cut out; image_size sets another"
         )
     return size
 

@@ -56,7 +56,7 @@ def _read_local(datasets: Any, place: Path, subset: str | None) -> Any:
     except Exception as error:  # of many classes, of datasets and of pyarrow
         raise ConfigurationError(
             f"expected a folder that save_to_disk wrote, or parquet files, in {place}, got {_reason(error)!r}: point "
-            "train to such a folder or file"
+            "train to such a folder or file, or write a damaged one again"
         ) from None
 
 

@@ -79,6 +79,11 @@ class ImageFolder(ImageData):
             raise ConfigurationError(f"test_share must be in (0, 1), the share of a site's images, got {test_share}")
         if client and domain:
             raise ConfigurationError("expected client or domain, got both: a folder of images is either")
+        if client and images.get("partition") is not None:
+            raise ConfigurationError(
+                "expected client or partition, got both: leave one out; --data.domain folder in place of client lets a "
+                "partition such as DomainDirichlet divide each folder"
+            )
         self.mean, self.std = (0.0,) * channels, (1.0,) * channels  # until they are measured
         if leave_out and not (client or domain):
             raise ConfigurationError("leave_out names folders of domains: set domain (--data.domain folder), too")
@@ -144,8 +149,8 @@ class ImageFolder(ImageData):
 
     @override
     def domains(self, train: bool) -> Sequence[str] | None:
-        """Return the domain of each image; None if ``domain`` is not set."""
-        return self.clients(train) if self.domain else None
+        """Return the domain of each image, or its site if some are left out; None if neither is asked for."""
+        return self.clients(train) if self.domain or self.leave_out else None
 
     def _read(self, files: ImageFiles, train: bool) -> Tensor:
         images, _ = read_images(files, self.shape, self.cache, resize=True)

@@ -36,7 +36,13 @@ class FlowerDatasets(FederatedDataModule):
             such column.
         batch_size: number of examples in a batch, for evaluation, too.
         collate_fn: as for :class:`FederatedDataModule`, for evaluation, too.
-        channels, image_size, mean, std, normalize, augment, memory_gib: as for :class:`HuggingFace`.
+        channels: as for :class:`HuggingFace`.
+        image_size: as for :class:`HuggingFace`.
+        mean: as for :class:`HuggingFace`.
+        std: as for :class:`HuggingFace`.
+        normalize: as for :class:`HuggingFace`.
+        augment: as for :class:`HuggingFace`.
+        memory_gib: as for :class:`HuggingFace`.
         held_out: share of each client's examples, in [0, 1), that the client keeps back from training for evaluation;
             drawn with the run's seed and rounded to whole examples; at least one example stays in training.
         federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.

@@ -158,7 +158,7 @@ class HuggingFace(PartitionedData):
             **federation,
         )
         self._images, self._client, self._training, self._test = images, client, training, sources.get("test")
-        self.domain, self.leave_out = domain, leave_out
+        self.domain, self.leave_out, self.test_share = domain, leave_out, test_share
         classes: int | None = getattr(training.features.get(label), "num_classes", None)
         if images is not None:
             classes = images.num_classes

@@ -161,7 +161,8 @@ def unchanged(batch: Any) -> Any:
 
 def remedy(data: ClientData, method: str, *options: str) -> str:
     """Say how a data module gets examples that it lacks: by those of some options that it has, or by a method."""
-    ways = [f"set data.{name} (now {getattr(data, name)})" for name in options if hasattr(data, name)]
+    unused = [name for name in options if hasattr(data, name) and not getattr(data, name)]
+    ways = [f"set data.{name} (now {getattr(data, name)})" for name in unused]
     return ", or ".join([*ways, f"define {method} in {type(data).__name__} or a subclass"])
 
 

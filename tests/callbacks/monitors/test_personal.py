@@ -299,7 +299,7 @@ TABLE = pd.DataFrame({"site": [0, 0, 1, 1], "x": [0.0, 1.0, 2.0, 3.0], "y": [0.5
     ("data", "options"),
     [
         (Digits(num_clients=2), ["held_out"]),
-        (Table(TABLE, client="site", target="y"), ["test_share"]),
+        (Table(TABLE, client="site", target="y"), ["held_out", "test_share"]),
         (FederatedDataModule.from_loaders(TensorDataset(torch.zeros(4, 2)), num_clients=2), ["held_out"]),
         (Points([[], [], []]), []),
     ],

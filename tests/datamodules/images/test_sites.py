@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import PersonalEvaluation
-from fl_lightning.datamodules import Dirichlet, ImageFolder
+from fl_lightning.datamodules import Dirichlet, DomainDirichlet, ImageFolder
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.models import ImageClassifier
 
@@ -197,13 +197,32 @@ def test_accuracy_by_domain(root: Path) -> None:
             images, labels = data.on_after_batch_transfer(batch, 0)
             correct += (model(images).argmax(1) == labels).tolist()
         own[name] = sum(correct) / len(correct)
-    assert logged == pytest.approx(
-        {
-            "domain/top1_mean": sum(own.values()) / 3,
-            "domain/top1_worst": min(own.values()),
-            "domain/top1_left_out": own["south"],
-        }
-    )
+    left_out = own.pop("south")
+    over = {"mean": sum(own.values()) / 2, "worst": min(own.values()), "left_out": left_out}
+    assert logged == pytest.approx({f"domain/top1_{measure}": value for measure, value in over.items()})
+
+
+def test_domains_are_evaluated_where_no_client_holds_out(root: Path) -> None:
+    """Each domain is divided among two clients, which keep nothing back."""
+    data = ImageFolder(str(root), domain="folder", cache=None, partition=DomainDirichlet(1.0, 2))
+    model = ImageClassifier(nn.Sequential(nn.Flatten(), nn.Linear(72, 2)), num_classes=2)
+    fit = trainer(PersonalEvaluation())
+    fit.fit(FederatedOrchestrator(model), datamodule=data)
+    assert data.client_names == [f"{site} {number}" for site in sorted(data.domain_batches()) for number in (1, 2)]
+    named = {name.partition("/")[0] for name in fit.callback_metrics if "top1" in name}
+    assert "domain" in named
+    assert not named & {"held_out", "personal"}
+
+
+def test_a_site_left_out_is_evaluated(root: Path) -> None:
+    data = ImageFolder(str(root), client="folder", leave_out=["south"], cache=None)
+    assert "south" in data.domain_batches()
+    assert "south" not in (data.client_names or ())
+
+
+def test_clients_and_a_partition_are_refused_together(root: Path) -> None:
+    with pytest.raises(ConfigurationError, match="expected client or partition, got both: leave one"):
+        ImageFolder(str(root), client="folder", partition=DomainDirichlet(1.0))
 
 
 def test_the_constants_are_those_of_the_images_that_train(root: Path) -> None:
