@@ -83,7 +83,16 @@ def main(args: Sequence[str] | None = None) -> int:
 
     Status 2 stands for a user's mistake, which one line on standard error explains; 130 for Ctrl-C.
     """
-    args = sys.argv[1:] if args is None else args
+    started_in = os.getpid()
+    status = _run(sys.argv[1:] if args is None else args)
+    if os.getpid() != started_in:  # a copy of the process, which trained other clients
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _run(args: Sequence[str]) -> int:
     try:
         return int(run_and_report(_dispatch, args))
     except KeyboardInterrupt:

@@ -29,6 +29,11 @@ def synchronizes_batchnorm(trainer: Trainer) -> bool:
     return trainer._accelerator_connector._layer_sync is not None
 
 
+def started_from_outside(trainer: Trainer) -> bool:
+    """Tell whether another program, such as SLURM or torchrun, has started this process as one of a run's."""
+    return trainer._accelerator_connector.cluster_environment.creates_processes_externally
+
+
 def keep_samplers(trainer: Trainer) -> None:
     """Keep the Trainer from replacing the loaders' samplers by distributed samplers."""
     trainer._accelerator_connector.use_distributed_sampler = False

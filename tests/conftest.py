@@ -10,6 +10,8 @@ import pytest
 from lib.command import forget
 from lightning.fabric.utilities import registry
 
+import fl_lightning.fit.command
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _plugins_looked_up_once() -> Iterator[None]:
@@ -26,6 +28,14 @@ def _imports_are_no_garbage() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_in_this_process_start_no_copies_of_it() -> Iterator[None]:
+    """The copies would run the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fl_lightning.fit.command, "can_fork", lambda: False)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

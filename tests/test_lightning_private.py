@@ -26,12 +26,14 @@ LIGHTNING = {  # its private names that a module uses or overrides itself; all o
         "_set_seed",
         "_subcommand_method_arguments",
     },
+    "engine/devices/forks.py": {"_SubprocessScriptLauncher", "_call_children_scripts", "_check_can_spawn_children"},
     "fit/read_config.py": {"_parser"},
     "fit/stop_signals.py": {"_accelerator_connector"},
     "runs/folder/checkpoints.py": {"_logger_connector", "_save_topk_checkpoint"},
     "runs/loggers/mlflow.py": {"_run_id"},
 }
 OTHERS = {  # private names of other libraries
+    "cli.py": {"_exit"},  # os, where it is public
     "engine/devices/strategy.py": {"_configure_launcher", "_get_default_store"},  # the base class's; torch
     "engine/training/in_lockstep/obstacles.py": {  # torch
         "_backward_hooks",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -24,6 +25,8 @@ import fl_lightning.models  # noqa: F401
 from fl_lightning.commands import counted
 from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.engine.checks import check_once, check_trainer
+from fl_lightning.engine.devices.forks import can_fork
+from fl_lightning.engine.devices.strategy import ClientParallelStrategy, ForkedStrategy
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError, check_at_least, values_of
 from fl_lightning.fit import overview
@@ -33,7 +36,9 @@ from fl_lightning.fit.helps.page import GroupHelp
 from fl_lightning.fit.messages import GONE, ParsingError
 from fl_lightning.fit.own_data import RESET, begin_anew, fit_network, load_data, what_stays_behind
 from fl_lightning.fit.parser import Parser, class_help
+from fl_lightning.fit.processes import choose_processes, count_cores
 from fl_lightning.fit.stop_signals import Stopping
+from fl_lightning.lightning_private import started_from_outside
 from fl_lightning.runs.config.resuming import Resumed, changed_settings, check_unchanged, tracked_run
 from fl_lightning.runs.folder.checkpoints import checkpoint_of, last_of_run
 from fl_lightning.runs.folder.files import CONFIG, NOT_RECORDED, read_mapping
@@ -87,6 +92,7 @@ class FederatedCLI(LightningCLI):
         self.args = args
         self.holds = holds
         self.own_data: FederatedDataModule | None = None  # a user's data that stand in for a config's, loaded
+        self.has_fetched = False  # whether the data that are not there have been fetched
         self.stopping = Stopping()
         self.resumed: Resumed | None = None
         self.changed: dict[str, Any] | None = None  # settings that a resumed run may change; None if it may change none
@@ -224,12 +230,12 @@ class FederatedCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         with values_of("config"):
             super().instantiate_classes()
-        self.datamodule = self.own_data or self.datamodule
         if self.model.init_from is not None:  # the config keeps the path as given
             self.model.init_from = str(checkpoint_of(Path(self.model.init_from)))
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        self.datamodule = self.own_data or self.datamodule
         config = self._get(self.config_init, "trainer")
         callbacks = _as_list(config.callbacks)
         check_once(callbacks)
@@ -245,11 +251,33 @@ class FederatedCLI(LightningCLI):
             if isinstance(logger, MLFlowLogger) and self.mlflow_run:
                 continue_mlflow(logger, self.mlflow_run)
         if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
-            kwargs["strategy"] = "client_parallel"
+            is_on_cpu = config.accelerator == "cpu" or not torch.cuda.is_available()
+            kwargs["strategy"] = ForkedStrategy() if is_on_cpu and can_fork() else ClientParallelStrategy.strategy_name
+        kwargs |= {"callbacks": callbacks, "logger": [self.folder, *loggers]}
         with values_of("trainer"):
-            trainer = super().instantiate_trainer(callbacks=callbacks, logger=[self.folder, *loggers], **kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         check_trainer(trainer)  # checked once, before the processes of other devices start
-        return trainer
+        if not self._may_choose_processes(trainer):
+            return trainer
+        self._load(trainer, whole=True)
+        rounds = (trainer.max_epochs or 1) - (self.resumed.rounds if self.resumed else 0)
+        most = count_cores(self._get(self.config, "num_threads"))
+        processes = choose_processes(self.model, self.datamodule, rounds, most)
+        if processes == 1:
+            return trainer
+        self._say(
+            f"{processes} processes train different clients at the same time, which changes no result; "
+            "--trainer.devices 1 takes one",
+            trainer,
+        )
+        return super().instantiate_trainer(**kwargs | {"strategy": ForkedStrategy(), "devices": processes})
+
+    def _may_choose_processes(self, trainer: Trainer) -> bool:
+        """Tell whether a run leaves the number of its processes open: a fit on the CPU of one machine."""
+        config = self._get(self.config_init, "trainer")
+        is_open = config.devices == "auto" and config.strategy == "auto" and config.num_nodes == 1
+        is_on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
+        return self.subcommand == "fit" and is_open and is_on_cpu and can_fork() and not started_from_outside(trainer)
 
     @override
     def before_instantiate_classes(self) -> None:
@@ -268,17 +296,26 @@ class FederatedCLI(LightningCLI):
 
         Missing data are downloaded, or reported, before other devices' processes start.
         """
-        fetch_missing(self.datamodule)
-        if subcommand != "data" and self.own_data is None:
-            self._say(f"loading {type(self.datamodule).__name__} …")
+        self._load(self.trainer, whole=isinstance(self.trainer.strategy, ForkedStrategy))
         super()._run_subcommand(subcommand)
+
+    def _load(self, trainer: Trainer, whole: bool) -> None:
+        """Fetch missing data, and say what is loaded; load the whole training set where it is asked for."""
+        if not self.has_fetched:
+            fetch_missing(self.datamodule)
+            if self.subcommand != "data" and self.own_data is None:
+                self._say(f"loading {type(self.datamodule).__name__} …", trainer)
+            self.has_fetched = True
+        if whole and self.own_data is None:
+            self.datamodule.prepare_data()
+            self.datamodule.setup("fit")
 
     def before_fit(self) -> None:
         """Say that nothing is left to train, if so. LightningCLI calls this before ``fit``."""
         rounds = self.resumed.rounds if self.resumed else 0
         if 0 < (self.trainer.max_epochs or 0) <= rounds:
             more = f"--trainer.max_epochs {rounds + 1} or more goes on"
-            self._say(f"all {counted(rounds, 'round')} were done before, none was trained: {more}")
+            self._say(f"all {counted(rounds, 'round')} were done before, none was trained: {more}", self.trainer)
 
     def after_fit(self) -> None:
         """Say how a run that a signal has stopped goes on. LightningCLI calls this after ``fit``."""
@@ -287,9 +324,9 @@ class FederatedCLI(LightningCLI):
             folder = Path(os.path.relpath(self.folder.log_dir))
             print(_how_to_go_on(self.model.rounds_done, last_of_run(folder)), file=sys.stderr)
 
-    def _say(self, words: str) -> None:
+    def _say(self, words: str, trainer: Trainer) -> None:
         """Print a text on the first device, unless the progress bar is off."""
-        if self._get(self.config, "trainer").enable_progress_bar is not False and self.trainer.is_global_zero:
+        if self._get(self.config, "trainer").enable_progress_bar is not False and trainer.is_global_zero:
             print(words, flush=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import Any
 
@@ -46,7 +47,9 @@ class Stopping(Callback):
                 name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
                 print(f"\nstopping after the current {under_way}; {name} again stops at once", file=sys.stderr)
 
-        for number in SIGNALS:
+        # Python lets only the main thread set handlers: who fits in another thread handles the signals there.
+        handled = SIGNALS if threading.current_thread() is threading.main_thread() else set()
+        for number in handled:
             if not (requeued and number != signal.SIGINT):
                 self._before[number] = signal.signal(number, stop)
 

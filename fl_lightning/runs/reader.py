@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ class Run:
         if not path.is_file():
             return pd.DataFrame()
         table = _table(path).dropna()  # a killed process may leave an incomplete line
-        if lacking := [field.name for field in fields(RoundTime)[1:] if field.name not in table]:  # round is the index
+        needed = [field.name for field in fields(RoundTime)[1:] if field.default is MISSING]  # round is the index
+        if lacking := [name for name in needed if name not in table]:
             raise ConfigurationError(f"{path} is damaged: it has no column {', '.join(lacking)}; {MEND}")
         known = table[["local", "server", "monitors"]].sum(axis=1)
         return table.assign(rest=(table["seconds"] - known).clip(lower=0))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed
 
+from fl_lightning.engine.devices.forks import Fork
 from fl_lightning.errors import ConfigurationError, RankError, frames
 
 POLL_S = 0.5
@@ -42,12 +43,13 @@ class RankWatch(threading.Thread):
     Attributes:
         over: the event that ends the watch.
         store: torch.distributed's store of keys and values that all ranks share; None until the ranks have met.
+        waited: seconds in which this rank has waited for others so far.
     """
 
     store: Any = None
     _silent = False  # whether this rank has an error, but leaves it to rank 0 to tell its own
 
-    def __init__(self, rank: int, world_size: int, children: Sequence[Popen[Any]], parent: int | None) -> None:
+    def __init__(self, rank: int, world_size: int, children: Sequence[Popen[Any] | Fork], parent: int | None) -> None:
         super().__init__(daemon=True, name="rank watch")
         self._rank = rank
         self._world_size = world_size
@@ -57,9 +59,12 @@ class RankWatch(threading.Thread):
         self._since: float | None = None  # when this rank began to wait
         self._next_word: float = FIRST_S  # seconds of waiting until the next word
         self._hint = ""  # what to do if another rank has ended
+        self.waited = 0.0
 
     def busy(self, what: str) -> None:
         """Let the other ranks know what this rank is at."""
+        if self._since is not None:
+            self.waited += time.monotonic() - self._since
         self._since = None
         self._hint = "" if what == START else GO_ON  # at the start, there is no checkpoint to go on from
         self._announce(what)
@@ -96,7 +101,7 @@ class RankWatch(threading.Thread):
             os._exit(1)
         for rank, child in enumerate(self._children, self._rank + 1):
             if child.poll():
-                code = int(child.returncode)
+                code = int(child.returncode or 0)
                 how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
                 _say(f"fl-lightning: error: rank {rank} ({self._all_at()[rank]}) ended {how}{self._hint}")
                 self._kill_children()

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from typing_extensions import override
 
+from fl_lightning.engine.devices.forks import Fork, ForkLauncher
 from fl_lightning.engine.devices.ranks import RankWatch, meeting
 from fl_lightning.lightning_private import keep_samplers
 
@@ -44,7 +45,7 @@ class ClientParallelStrategy(DDPStrategy):
         self.set_world_ranks()
         starter = int(os.environ.pop(STARTER, os.getpid()))
         if self.world_size > 1:
-            children = [process for process in getattr(self.launcher, "procs", ()) if isinstance(process, Popen)]
+            children = [process for process in getattr(self.launcher, "procs", ()) if isinstance(process, Popen | Fork)]
             parent: int | None = None
             if starter != os.getpid():
                 parent = starter
@@ -95,6 +96,17 @@ class ClientParallelStrategy(DDPStrategy):
         return int(votes) >= (self.world_size if all else 1)
 
 
+class ForkedStrategy(ClientParallelStrategy):
+    """Starts the other processes as copies of the first one, in a command that ends them where it ends."""
+
+    @override
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        assert self.cluster_environment is not None
+        if not self.cluster_environment.creates_processes_externally:
+            self._launcher = ForkLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+
+
 StrategyRegistry.register(  # for Trainer(strategy="client_parallel")
     ClientParallelStrategy.strategy_name, ClientParallelStrategy, description=ClientParallelStrategy.__doc__
 )
@@ -116,6 +128,21 @@ def waits(trainer: Trainer) -> None:
     """Tell the other devices that this device waits for them."""
     if watch := getattr(trainer.strategy, "watch", None):
         watch.waits()
+
+
+def seconds_waited(trainer: Trainer) -> float:
+    """Return the seconds in which this device has waited for others so far."""
+    watch = getattr(trainer.strategy, "watch", None)
+    return watch.waited if watch else 0.0
+
+
+def mean_of_devices(trainer: Trainer, value: float) -> float:
+    """Average a number over the devices; all must call this."""
+    if trainer.world_size == 1:
+        return value
+    mean = torch.tensor(value / trainer.world_size, dtype=torch.float64, device=trainer.strategy.root_device)
+    distributed_c10d.all_reduce(mean)
+    return float(mean)
 
 
 def finish_work(device: torch.device) -> None:

@@ -27,6 +27,12 @@ MEASURED = "Measured at the end of each round."
 # Columns of a run's timings with a chart by round: title, caption, axis, and the column's value that is 1 on the axis.
 BY_ROUND = {
     "seconds": ("Time by round", "Wall time of each round.", Axis("seconds"), 1),
+    "waiting": (
+        "Waiting devices",
+        "Seconds of local training in which devices waited, their mean.",
+        Axis("seconds"),
+        1,
+    ),
     "memory_mib": ("Memory of the process", MEASURED, Axis("GiB"), 1024),
     "gpu_mib": ("Peak memory on the GPU", MEASURED, Axis("GiB"), 1024),
 }

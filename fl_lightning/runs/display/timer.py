@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from itertools import chain
 from statistics import fmean, median
 from typing import Any, cast
@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
+from fl_lightning.engine.devices.strategy import mean_of_devices, seconds_waited
 from fl_lightning.engine.rules.callback import Monitor
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.updates.cohort import Cohort
@@ -31,6 +32,7 @@ from fl_lightning.runs.folder.run_folder import run_folder
 MIB = 2**20
 SECONDS = "seconds of a round"  # title of W&B's panels
 WALL = "Wall time since the last round ended, the sum of the parts below."
+WAITING = "Seconds of local training in which devices waited for others, the mean over the devices; 0 on one device."
 PARTS = {
     "local": "Local training; with several devices, until the last device has sent its updates.",
     "server": "Aggregation, the server's step, and the rules' `refine` and `on_round_end`.",
@@ -39,14 +41,16 @@ PARTS = {
 }
 RECENT_ROUNDS = 100  # number of last rounds from which the pace of a run is computed
 _NAMES = [field.name for field in fields(RoundTime)]
+_LATER = {field.name: str(field.default) for field in fields(RoundTime) if field.default is not MISSING}
 
 
 class RoundTimer(Monitor):
     """Times every round, and writes ``timings.csv`` in the run folder: one row per round, see :class:`RoundTime`.
 
     Times differ from run to run and so have their own file: ``metrics.csv`` depends on the seed alone. Other loggers
-    get the times as ``time/seconds``, ``time/local``, ``time/server``, ``time/monitors`` and ``time/rest``. To split a
-    round correctly, RoundTimer must be the first of the Trainer's callbacks; the command line puts RoundTimer first.
+    get the times as ``time/seconds``, ``time/local``, ``time/server``, ``time/monitors`` and ``time/rest``, and
+    ``time/waiting``, a part of ``time/local``. To split a round correctly, RoundTimer must be the first of the
+    Trainer's callbacks; the command line puts RoundTimer first.
 
     Attributes:
         rounds: times of this fit's last rounds, at most ``RECENT_ROUNDS``.
@@ -54,6 +58,9 @@ class RoundTimer(Monitor):
 
     metrics = (
         Metric("time/seconds", "Seconds of a round", formula=WALL, panel=SECONDS, axis="seconds"),
+        Metric(
+            "time/waiting", "Seconds in which devices wait for others", formula=WAITING, panel="waiting", axis="seconds"
+        ),
         *(
             Metric(
                 f"time/{part}", f"Seconds of a round: {part}", formula=words, panel=f"{SECONDS} by part", axis="seconds"
@@ -105,7 +112,7 @@ class RoundTimer(Monitor):
             with self._file.open(newline="") as file:
                 rows = [row for row in csv.DictReader(file) if None not in row.values()]
             rows = [row for row in rows if int(row["round"]) <= rounds]
-            kept = [[row[name] for name in _NAMES] for row in rows]
+            kept = [[(_LATER | row)[name] for name in _NAMES] for row in rows]
             all(map(float, chain.from_iterable(kept)))
         except (KeyError, ValueError, csv.Error):
             raise ConfigurationError(f"{self._file} is damaged: expected a row of numbers per round; {MEND}") from None
@@ -115,6 +122,7 @@ class RoundTimer(Monitor):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began = _working_time(pl_module)
         self._looked = cast(Server, pl_module).seconds_looking
+        self._waited = seconds_waited(trainer)
         self._arrived = math.inf  # a round whose only client is left out aggregates nothing
 
     @override
@@ -142,13 +150,14 @@ class RoundTimer(Monitor):
             monitors=orchestrator.seconds_looking - self._looked,
             memory_mib=psutil.Process().memory_info().rss / MIB,
             gpu_mib=gpu / MIB,
+            waiting=mean_of_devices(trainer, seconds_waited(trainer) - self._waited),
         )
         self.rounds.append(row)
         self._ended = now
         if self._writes:
             with self._file.open("a", newline="") as file:
                 csv.writer(file).writerow([f"{value:.6g}" for value in asdict(row).values()])
-        times = {"seconds": row.seconds, **row.parts}
+        times = {"seconds": row.seconds, **row.parts, "waiting": row.waiting}
         _log(trainer, row.round, {f"time/{name}": value for name, value in times.items()})
 
 

@@ -87,6 +87,7 @@ class RoundTime:
             local step, counts as ``local``.
         memory_mib: resident memory of this process at the end of the round, in MiB.
         gpu_mib: peak memory of tensors on this process's GPU so far, in MiB; 0 without a GPU.
+        waiting: seconds of ``local`` in which devices waited for others, the mean over the devices.
     """
 
     round: int
@@ -96,6 +97,7 @@ class RoundTime:
     monitors: float
     memory_mib: float
     gpu_mib: float
+    waiting: float = 0.0  # not in the files of earlier versions
 
     @property
     def parts(self) -> dict[str, float]:

@@ -26,7 +26,7 @@ class Holds(ExitStack):
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, patience: float = 0) -> Iterator[None]:
     """Lock a folder inside a ``with`` block, so that no other process can lock the same folder.
 
     The file ``lock`` in the folder names the process and its host. The lock of a process that was killed does not
@@ -34,6 +34,7 @@ def held(folder: Path) -> Iterator[None]:
 
     Args:
         folder: the folder, which is created if missing.
+        patience: seconds to wait for another process that holds the folder.
 
     Raises:
         ConfigurationError: another process holds the folder.
@@ -42,7 +43,7 @@ def held(folder: Path) -> Iterator[None]:
     file = inside(folder, LOCK)
     lock = SoftFileLock(file)
     try:
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=patience)
     except Timeout:
         pid, host = (file.read_text() + "?\n?").split()[:2]
         raise ConfigurationError(

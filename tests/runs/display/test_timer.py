@@ -15,7 +15,7 @@ from fl_lightning.runs.display.timer import RoundTimer
 from fl_lightning.runs.folder.files import RoundTime
 from fl_lightning.runs.folder.run_folder import RunFolder
 
-COLUMNS = ["round", "seconds", "local", "server", "monitors", "memory_mib", "gpu_mib"]
+COLUMNS = ["round", "seconds", "local", "server", "monitors", "memory_mib", "gpu_mib", "waiting"]
 PARTS = ["seconds", "local", "server", "monitors", "rest"]
 
 
