@@ -49,6 +49,8 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
         )
     if asked.ledger is None and not asked.id:
         raise ConfigurationError("reproduce needs the id of an experiment: fl-lightning reproduce --list names all")
+    if asked.until_decided and runs.shard[1] > 1:
+        raise ConfigurationError("--until-decided looks at all runs before it adds seeds: leave --shard out")
     for name in asked.id:
         find(name)  # refuses an unknown name
     return asked, runs if asked.scale else replace(runs, shorter="--scale laptop")

@@ -19,6 +19,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.files import whole
 from fl_lightning.fit.command import command
@@ -35,6 +37,7 @@ from fl_lightning.runs.folder.lock import held
 from fl_lightning.runs.folder.run_folder import rounds_in
 from fl_lightning.runs.reader import Run
 
+GPUS = "CUDA_VISIBLE_DEVICES"  # environment variable that CUDA reads when a process first uses a GPU
 POLL_S = 0.5
 FINGERPRINT_DIGITS = 16  # number of hexadecimal digits in a fingerprint of settings
 LONGEST_NAME = 80  # largest number of characters of a cell's name in the name of its folder
@@ -68,6 +71,11 @@ class Job:
     def name(self) -> str:
         """Name of the job in the progress display and in messages."""
         return f"{' '.join(self.group)} seed {self.seed}"
+
+    @property
+    def leaves_devices_open(self) -> bool:
+        """Whether the run does not say which GPUs it takes."""
+        return str(self.config.get("trainer", {}).get("devices", "auto")) in ("auto", "1")
 
     @property
     def finished(self) -> bool:
@@ -200,19 +208,26 @@ def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], 
     context.set_forkserver_preload(["fl_lightning.fit.command"])
     by_folder = {job.folder: job for job in jobs}
     waiting = [job for job in by_folder.values() if not job.finished]
+    gpus = share_gpus(visible_gpus(), processes)
+    free = list(range(processes))  # numbers of the processes that may start
     busy: dict[Any, Job] = {}
+    numbers: dict[Any, int] = {}
     failed: list[Job] = []
     try:
         while waiting or busy:
             while waiting and len(busy) < processes:
                 job = waiting.pop(0)
-                process = context.Process(target=_work, args=(job, job.log), name=job.name)
+                number = free.pop(0)
+                own_gpus = gpus[number] if job.leaves_devices_open else ""
+                process = context.Process(target=_work, args=(job, job.log, own_gpus), name=job.name)
                 process.start()
                 busy[process] = job
+                numbers[process] = number
             wait([process.sentinel for process in busy], POLL_S)
             ended = [process for process in busy if process.exitcode is not None]
             for process in ended:
                 job = busy.pop(process)
+                free.append(numbers.pop(process))
                 if not job.finished:
                     failed.append(job)
             report(list(busy.values()), failed)
@@ -225,8 +240,39 @@ def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], 
     return failed
 
 
-def _work(job: Job, log_file: Path) -> None:
-    """Train one job in this process, from where an earlier process stopped."""
+def visible_gpus() -> list[str]:
+    """Return the names by which CUDA knows the GPUs that this process may use; it starts none of them."""
+    named = os.environ.get(GPUS)
+    count = torch.cuda.device_count()
+    return named.split(",")[:count] if named else [str(number) for number in range(count)]
+
+
+def share_gpus(gpus: Sequence[str], processes: int) -> list[str]:
+    """Give GPUs to processes, for the environment of each: its own ones, or one in turn if there are too few.
+
+    >>> share_gpus(["0", "1", "2", "3"], 2)
+    ['0,2', '1,3']
+    >>> share_gpus(["0", "1"], 3)
+    ['0', '1', '0']
+    >>> share_gpus([], 2)
+    ['', '']
+
+    Args:
+        gpus: the names of the GPUs.
+        processes: number of processes, at least 1.
+
+    Returns:
+        The GPUs of each process, joined by commas; "" for a process that is left as it is.
+    """
+    if not gpus:
+        return [""] * processes
+    return [",".join(gpus[number % len(gpus) :: processes]) for number in range(processes)]
+
+
+def _work(job: Job, log_file: Path, gpus: str) -> None:
+    """Train one job in this process, from where an earlier process stopped, on some GPUs if there are any."""
+    if gpus:
+        os.environ[GPUS] = gpus
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     job.folder.mkdir(parents=True, exist_ok=True)
     log = log_file.open("a")

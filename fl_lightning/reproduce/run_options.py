@@ -39,6 +39,7 @@ class RunOptions:
         jobs: number of runs at a time.
         dry_run: whether to look for callbacks and data only.
         shorter: an option of the command that makes the runs shorter, to name where a run takes long; "" for none.
+        shard: which share of the runs this command trains, and of how many: (0, 1) for all runs.
     """
 
     line: str
@@ -49,6 +50,7 @@ class RunOptions:
     jobs: int
     dry_run: bool
     shorter: str = ""
+    shard: tuple[int, int] = (0, 1)
 
 
 def read_options(
@@ -81,6 +83,7 @@ def read_options(
         subset=asked.subset,
         jobs=asked.jobs,
         dry_run=asked.dry_run,
+        shard=asked.shard,
     )
 
 
@@ -94,6 +97,8 @@ def _add_options(parser: CommandParser, name: str) -> None:
     subset = "train some cells only: method=FedAvg alpha=0.1,1"
     parser.add_argument("--subset", nargs="+", action="extend", default=[], metavar="AXIS=LABELS", help=subset)
     number("--jobs", "number of runs at a time (default 1)", 1)
+    shard = "train one of N shares of the runs, I from 0 to N-1; the share that ends last writes the tables"
+    parser.add_argument("--shard", type=read_shard, default=(0, 1), metavar="I/N", help=shard)
     parser.add_argument("--accelerator", help="kind of device: cpu, gpu, …")
     parser.add_argument(
         "--dry-run",
@@ -101,6 +106,17 @@ def _add_options(parser: CommandParser, name: str) -> None:
         help="look for callbacks and data, print the number of runs and, once runs have begun, the time; train nothing",
     )
     parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
+
+
+def read_shard(text: str) -> tuple[int, int]:
+    """Read ``--shard I/N``: the number of a share of the runs, from 0, and the number of shares."""
+    number, _, count = text.partition("/")
+    if number.isdecimal() and count.isdecimal() and int(number) < int(count):
+        return int(number), int(count)
+    raise ConfigurationError(
+        f"--shard must be I/N, I from 0 to N-1, got {text}: the tasks of an array of 8 (--array=0-7) give "
+        "$SLURM_ARRAY_TASK_ID/8"
+    )
 
 
 def _divide(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:

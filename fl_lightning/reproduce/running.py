@@ -21,6 +21,7 @@ from fl_lightning.reproduce.progress.display import announce, train_with_progres
 from fl_lightning.reproduce.run_options import RunOptions
 from fl_lightning.runs.folder.lock import held
 
+PATIENCE_S = 60  # seconds that a shard waits for another one to write the tables
 RUNS = "runs"  # in the folder of all results, the folder of the runs
 
 
@@ -37,26 +38,55 @@ def run(experiments: Sequence[Experiment], runs: RunOptions) -> int:
     """
     known = Folders(runs.out / RUNS)
     planned = [(experiment, _plan(experiment, runs, known)) for experiment in experiments]
-    problems, to_come = preflight(planned, fetch=not runs.dry_run)
+    own = share(planned, *runs.shard)
+    problems, to_come = preflight(own, fetch=not runs.dry_run)
     if runs.dry_run:
-        return dry_run(planned, problems, to_come, runs.jobs)
+        return dry_run(own, problems, to_come, runs.jobs)
     if problems:
         return _print_problems(problems)
+    is_shard = runs.shard[1] > 1
     folders = [runs.out / experiment.scale / experiment.id for experiment in experiments]
     with ExitStack() as holds:
-        for folder in folders:
-            # Two commands must not write the same results: the second one is refused.
+        # Two commands must not write the same results: the second one is refused. Shards write one after the other.
+        for folder in () if is_shard else folders:
             holds.enter_context(held(folder))
-        failed, stopped_by = _train(planned, runs)
-        for (experiment, pairs), folder in zip(planned, folders, strict=True):
-            problems += unknown_measures(experiment, [job for _, job in pairs])
-            write(experiment, pairs, folder, runs)
+        failed, stopped_by = _train(own, runs)
+        if is_shard and not _all_finished(planned):
+            _tell_of_shards(planned, runs)
+        else:
+            for (experiment, pairs), folder in zip(planned, folders, strict=True):
+                if is_shard:
+                    holds.enter_context(held(folder, PATIENCE_S))
+                problems += unknown_measures(experiment, [job for _, job in pairs])
+                write(experiment, pairs, folder, runs)
     for job in failed:
         print(job.failure)
     if stopped_by:
         print("stopped: the same command continues the runs")
         return 128 + stopped_by
     return 1 if failed else _print_problems(problems)
+
+
+def share(planned: Planned, number: int, count: int) -> Planned:
+    """Return the pairs of every ``count``-th job, from job ``number`` on; jobs with the same folder are one job."""
+    folders = dict.fromkeys(job.folder for _, pairs in planned for _, job in pairs)
+    own = set(list(folders)[number::count])
+    return [(experiment, [pair for pair in pairs if pair[1].folder in own]) for experiment, pairs in planned]
+
+
+def _all_finished(planned: Planned) -> bool:
+    return all(job.finished for experiment, pairs in planned if experiment.is_trained for _, job in pairs)
+
+
+def _tell_of_shards(planned: Planned, runs: RunOptions) -> None:
+    """Say how many runs of all shards are finished, and who writes the tables."""
+    jobs = {job.folder: job for experiment, pairs in planned if experiment.is_trained for _, job in pairs}
+    finished = sum(job.finished for job in jobs.values())
+    number, count = runs.shard
+    print(
+        f"shard {number} of {count}: {finished} of {counted(len(jobs), 'run')} are finished in all; the shard that "
+        "ends last writes the tables, and so does the same command without --shard"
+    )
 
 
 def until_decided(experiments: Sequence[Experiment], runs: RunOptions, most: int) -> int:

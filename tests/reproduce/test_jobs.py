@@ -20,7 +20,9 @@ from lib.command import HANG, TINY, Result, fit, process, rows, run
 from lib.job_folders import under_way as job_under_way
 from lib.wandb_files import wandb_records
 
+from fl_lightning.reproduce import jobs
 from fl_lightning.reproduce.jobs import Folders, Job, clear_run_without_round, plan, wandb_arguments
+from fl_lightning.reproduce.progress import display
 from fl_lightning.runs.folder.checkpoints import last_of_run
 
 SWEEP = ["sweep", "--config", "tiny.yaml", "--grid", "data.partition.alpha=0.1,10.0", "--seeds", "2", "--rounds", "2"]
@@ -49,6 +51,49 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     with contextlib.chdir(folder):
         Path("tiny.yaml").write_text(TINY)
         return folder, run(*SWEEP, "--jobs", 2)
+
+
+@pytest.mark.slow
+def test_shards_write_the_table_of_one_command(swept: tuple[Path, Result]) -> None:
+    """Each trains two of four runs; the second one ends last."""
+    first = run(*SWEEP, "--shard", "1/2")
+    assert first.status == 0, first.err
+    assert "shard 1 of 2: 2 of 4 runs are finished in all" in first.out
+    assert not Path("runs/sweep/tiny/results.csv").exists()
+    assert {path.parent.name for path in marks()} == {"seed_2"}
+    second = run(*SWEEP, "--shard", "0/2")
+    assert second.status == 0, second.err
+    columns = [name for name in results() if name not in ("folder", "seconds")]
+    whole = pd.read_csv(swept[0] / "runs/sweep/tiny/results.csv")
+    pd.testing.assert_frame_equal(results()[columns], whole[columns])
+
+
+NOTES = """
+import os
+from pathlib import Path
+from fl_lightning import FederatedCallback
+
+class Notes(FederatedCallback):
+    def on_fit_end(self, trainer, pl_module):
+        Path(trainer.default_root_dir, "gpus").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "expected"), [("auto", {"0,2", "1,3"}), ("2", {"none"})])
+def test_runs_at_a_time_have_gpus_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, devices: str, expected: set[str]
+) -> None:
+    """Four GPUs are pretended; a run that names its devices is obeyed."""
+    for module in (jobs, display):
+        monkeypatch.setattr(module, "visible_gpus", lambda: ["0", "1", "2", "3"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    Path("mine.py").write_text(NOTES)
+    more = ["--trainer.callbacks+=mine.Notes", f"--trainer.devices={devices}", "--jobs", 2]
+    result = run("sweep", "--config", "tiny.yaml", "--seeds", 2, "--rounds", 1, *more)
+    assert result.status == 0, result.err
+    assert "GPUs of the runs at a time: 0,2; 1,3" in result.out
+    assert {path.read_text() for path in Path("runs").rglob("gpus")} == expected
 
 
 class TestSweep:

@@ -13,7 +13,7 @@ from rich.text import Text
 from fl_lightning.commands import counted, duration
 from fl_lightning.report.numbers import fixed, fixed_interval
 from fl_lightning.report.statistics import interval
-from fl_lightning.reproduce.jobs import Job, Planned, train
+from fl_lightning.reproduce.jobs import Job, Planned, share_gpus, train, visible_gpus
 from fl_lightning.reproduce.outcome.tables import DIGITS
 from fl_lightning.reproduce.progress.tracker import Row, Tracker
 from fl_lightning.runs.catalogue import metric_and_factor
@@ -38,6 +38,9 @@ def train_with_progress(planned: Planned, processes: int, shorter: str = "") -> 
     display = Display(stderr=True, transient=True)  # the tables of the results follow
     task = display.add_task("", total=len(tracker.jobs), left=tracker.left, elapsed=lambda: time.monotonic() - began)
     display.say(_first_line(len(tracker.jobs), len(tracker.finished)))
+    gpus = share_gpus(visible_gpus(), tracker.processes)
+    if tracker.processes > 1 and any(gpus):
+        display.say(f"GPUs of the runs at a time: {'; '.join(gpus)}")
 
     def report(busy: Sequence[Job], failed: Sequence[Job]) -> None:
         finished, lost = tracker.update(busy, failed)

@@ -199,6 +199,7 @@ def test_what_is_read_is_what_rows_and_claims_name() -> None:
         **dict.fromkeys((*figures, "fedmgc/fig-4"), 10),
         "fedlaw/fig-12": 50,
         "pfllib/table-1": 10,
+        "pfllib/baselines": 10,
         "controls/fine_tuning": 10,
     }
     assert last == {**tables, **ends}, "the ends of curves"
