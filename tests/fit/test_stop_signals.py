@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import pytest
 import torch
 from lib.command import HANG, fit, process, rows, run
 from lib.resumed import assert_same
-from lib.toy import trainer
+from lib.toy import GivenData, Linear, trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
-from fl_lightning.fit.stop_signals import requeues
+from fl_lightning import FederatedOrchestrator
+from fl_lightning.fit.stop_signals import Stopping, requeues
 
 OWN = """
 import os, signal, time
@@ -145,6 +147,27 @@ def test_ctrl_c_while_the_config_is_read_prints_no_traceback() -> None:
     Path("own.py").write_text("raise KeyboardInterrupt")
     stopped = run("fit", "--config", "tiny.yaml", "--data", "own.Data")
     assert (stopped.status, stopped.err) == (130, "stopped\n")
+
+
+def test_a_fit_in_a_worker_thread_leaves_the_signals_alone() -> None:
+    """Python lets only the main thread set handlers."""
+    before = signal.getsignal(signal.SIGTERM)
+    fit_trainer = trainer(Stopping())
+    model = FederatedOrchestrator(Linear(1))
+    errors: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            fit_trainer.fit(model, datamodule=GivenData(torch.zeros(2, 1)))
+        except BaseException as error:
+            errors.append(error)
+
+    worker = threading.Thread(target=train)
+    worker.start()
+    worker.join(HANG)
+    assert not errors
+    assert model.rounds_done >= 1
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_requeues() -> None:

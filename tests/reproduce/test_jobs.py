@@ -79,21 +79,24 @@ class Notes(FederatedCallback):
 """
 
 
+@pytest.mark.parametrize(("devices", "expected"), [("auto", True), (1, True), (2, False), ("0,1", False), ([3], False)])
+def test_a_run_that_names_its_devices_is_obeyed(devices: object, expected: bool) -> None:
+    job = Job(("a job",), (), 1, 1, Path("runs"), {"trainer": {"devices": devices}})
+    assert job.leaves_devices_open is expected
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("devices", "expected"), [("auto", {"0,2", "1,3"}), ("2", {"none"})])
-def test_runs_at_a_time_have_gpus_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, devices: str, expected: set[str]
-) -> None:
-    """Four GPUs are pretended; a run that names its devices is obeyed."""
+def test_runs_at_a_time_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four GPUs are pretended, for two runs at a time."""
     for module in (jobs, display):
         monkeypatch.setattr(module, "visible_gpus", lambda: ["0", "1", "2", "3"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     Path("mine.py").write_text(NOTES)
-    more = ["--trainer.callbacks+=mine.Notes", f"--trainer.devices={devices}", "--jobs", 2]
+    more = ["--trainer.callbacks+=mine.Notes", "--jobs", 2]
     result = run("sweep", "--config", "tiny.yaml", "--seeds", 2, "--rounds", 1, *more)
     assert result.status == 0, result.err
     assert "GPUs of the runs at a time: 0,2; 1,3" in result.out
-    assert {path.read_text() for path in Path("runs").rglob("gpus")} == expected
+    assert {path.read_text() for path in Path("runs").rglob("gpus")} == {"0,2", "1,3"}
 
 
 class TestSweep:
