@@ -90,9 +90,9 @@ class PersonalEvaluation(Monitor):
     client that has never taken part is then served by what a new client would start from; ``personal/new`` counts these
     clients.
 
-    Where the data have domains (``domain`` of ``ImageFolder``), ``val/top1`` of the global model on the test examples
-    of each becomes ``domain/top1/<name>``, ``domain/top1_mean`` and ``_worst`` over the domains that train, and
-    ``_left_out``, the mean over those that do not, each domain counted once.
+    Where the data have domains (``domain`` of ``ImageFolder``, ``HuggingFace``, ``Table``), ``val/top1`` of the global
+    model on the test examples of each becomes ``domain/top1/<name>``, ``domain/top1_mean`` and ``_worst`` over the
+    domains that train, and ``_left_out``, the mean over those that do not, each domain counted once.
 
     The measures of fairness, standard deviation and worst tenth, are those of Li et al., 2020 ("Fair Resource
     Allocation in Federated Learning") and Wang et al., 2021 (FedFV). Every device evaluates the models of all clients.
@@ -169,9 +169,10 @@ class PersonalEvaluation(Monitor):
             for client in range(data.num_clients)
         }
         by_client = {client: row for client, row in held_out.items() if row}
-        self._log_domains(orchestrator)
-        if not by_client and data.domain_batches():
-            return  # there are domains alone
+        domains = data.domain_batches()
+        self._log_domains(orchestrator, domains)
+        if domains and not by_client:
+            return
         check_logged(self, orchestrator, by_client)
         own: dict[int, dict[str, float]] = {}
         for result in cohort.results:
@@ -181,11 +182,11 @@ class PersonalEvaluation(Monitor):
         self._log(orchestrator, OWN, own)
         self._log_personal(orchestrator, by_client)
 
-    def _log_domains(self, orchestrator: Server) -> None:
+    def _log_domains(self, orchestrator: Server, domains: Mapping[str, Iterable[Any]]) -> None:
         """Evaluate the global model on the test examples of each domain."""
         data: Any = orchestrator.data
         by_domain = {}
-        for domain, batches in data.domain_batches().items():
+        for domain, batches in domains.items():
             by_domain[domain] = self._evaluate(orchestrator, partial(iter, batches))
         for name in dict.fromkeys(name for row in by_domain.values() for name in row):
             values = {domain: row[name] for domain, row in by_domain.items() if name in row}

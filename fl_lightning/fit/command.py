@@ -27,6 +27,7 @@ from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.engine.checks import check_once, check_trainer
 from fl_lightning.engine.devices.forks import can_fork
 from fl_lightning.engine.devices.strategy import ClientParallelStrategy, ForkedStrategy
+from fl_lightning.engine.federation.batches import CPU
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError, check_at_least, values_of
 from fl_lightning.fit import overview
@@ -49,6 +50,7 @@ from fl_lightning.runs.loggers.mlflow import continue_mlflow, open_store
 from fl_lightning.runs.loggers.wandb import continue_wandb, offline_without_key
 from fl_lightning.runs.record.environment import SaveConfig
 from fl_lightning.runs.record.run_callbacks import run_callbacks
+from fl_lightning.seeding import isolated
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "default_root_dir": "runs",
@@ -92,7 +94,8 @@ class FederatedCLI(LightningCLI):
         self.args = args
         self.holds = holds
         self.own_data: FederatedDataModule | None = None  # a user's data that stand in for a config's, loaded
-        self.has_fetched = False  # whether the data that are not there have been fetched
+        self.has_fetched = False  # whether the data that were missing have been fetched
+        self.has_loaded = False  # whether the training set has been loaded before the Trainer does so
         self.stopping = Stopping()
         self.resumed: Resumed | None = None
         self.changed: dict[str, Any] | None = None  # settings that a resumed run may change; None if it may change none
@@ -259,7 +262,8 @@ class FederatedCLI(LightningCLI):
         check_trainer(trainer)  # checked once, before the processes of other devices start
         if not self._may_choose_processes(trainer):
             return trainer
-        self._load(trainer, whole=True)
+        self._load(trainer)
+        self._load_examples()
         rounds = (trainer.max_epochs or 1) - (self.resumed.rounds if self.resumed else 0)
         most = count_cores(self._get(self.config, "num_threads"))
         processes = choose_processes(self.model, self.datamodule, rounds, most)
@@ -296,19 +300,31 @@ class FederatedCLI(LightningCLI):
 
         Missing data are downloaded, or reported, before other devices' processes start.
         """
-        self._load(self.trainer, whole=isinstance(self.trainer.strategy, ForkedStrategy))
+        self._load(self.trainer)
+        if subcommand == "fit" and isinstance(self.trainer.strategy, ForkedStrategy):
+            self._load_examples()
         super()._run_subcommand(subcommand)
 
-    def _load(self, trainer: Trainer, whole: bool) -> None:
-        """Fetch missing data, and say what is loaded; load the whole training set where it is asked for."""
-        if not self.has_fetched:
-            fetch_missing(self.datamodule)
-            if self.subcommand != "data" and self.own_data is None:
-                self._say(f"loading {type(self.datamodule).__name__} …", trainer)
-            self.has_fetched = True
-        if whole and self.own_data is None:
+    def _load(self, trainer: Trainer) -> None:
+        """Fetch missing data, and say what is loaded, once."""
+        if self.has_fetched:
+            return
+        fetch_missing(self.datamodule)
+        if self.subcommand != "data" and self.own_data is None:
+            self._say(f"loading {type(self.datamodule).__name__} …", trainer)
+        self.has_fetched = True
+
+    def _load_examples(self) -> None:
+        """Load the training set before the Trainer does, so that forked processes share it.
+
+        Random numbers that a user's ``setup`` draws are drawn again by the Trainer's, from the same state as without.
+        """
+        if self.has_loaded or self.own_data is not None:
+            return
+        with isolated(CPU):
             self.datamodule.prepare_data()
             self.datamodule.setup("fit")
+        self.has_loaded = True
 
     def before_fit(self) -> None:
         """Say that nothing is left to train, if so. LightningCLI calls this before ``fit``."""

@@ -242,9 +242,11 @@ def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], 
 
 def visible_gpus() -> list[str]:
     """Return the names by which CUDA knows the GPUs that this process may use; it starts none of them."""
-    named = os.environ.get(GPUS)
     count = torch.cuda.device_count()
-    return named.split(",")[:count] if named else [str(number) for number in range(count)]
+    named = os.environ.get(GPUS)
+    if named:
+        return named.split(",")[:count]
+    return [str(number) for number in range(count)]
 
 
 def share_gpus(gpus: Sequence[str], processes: int) -> list[str]:

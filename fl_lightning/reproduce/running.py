@@ -71,7 +71,11 @@ def share(planned: Planned, number: int, count: int) -> Planned:
     """Return the pairs of every ``count``-th job, from job ``number`` on; jobs with the same folder are one job."""
     folders = dict.fromkeys(job.folder for _, pairs in planned for _, job in pairs)
     own = set(list(folders)[number::count])
-    return [(experiment, [pair for pair in pairs if pair[1].folder in own]) for experiment, pairs in planned]
+    shared = []
+    for experiment, pairs in planned:
+        own_pairs = [(cell, job) for cell, job in pairs if job.folder in own]
+        shared.append((experiment, own_pairs))
+    return shared
 
 
 def _all_finished(planned: Planned) -> bool:

@@ -29,8 +29,29 @@ class Slow(FederatedCallback):
             file.write(f"{os.getpid()} {LOADED}\\n")
 """
 SLEEPS = """
-import time
+import time, torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, random_split
+from fl_lightning.datamodules import Digits, PartitionedData
 from fl_lightning.models import ImageClassifier
+
+
+class Split(LightningDataModule):
+    def setup(self, stage):
+        images, labels = Digits(normalize=[0, 1]).load(True)
+        whole = torch.utils.data.TensorDataset(images / 255, labels)
+        self.train, self.val = random_split(whole, [0.8, 0.2])  # by the global generator
+
+    def train_dataloader(self):
+        return DataLoader(self.train, 32, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, 64)
+
+
+class Drawn(PartitionedData):
+    def __init__(self, seed: int = 0):
+        super().__init__(Split(), num_clients=4, seed=seed)
 
 
 class Sleeps(ImageClassifier):
@@ -97,10 +118,13 @@ def test_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_long_run_forks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process has this file's module from the first one, which has imported it; the result is that of one."""
+    """Each process has this file's module from the first one, which has imported it; the result is that of one.
+
+    The data are split at random each time that they are set up.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
-    Path("tiny.yaml").write_text(TINY)
+    Path("tiny.yaml").write_text(f"{TINY.partition('data:')[0]}data: {{class_path: mine.Drawn}}\n")
     Path("mine.py").write_text(SLOW + SLEEPS)
     command = [str(Path(sys.executable).with_name("fl-lightning")), "fit", "--config", "tiny.yaml"]
     command += ["--trainer.callbacks+=mine.Slow", "--model.client=mine.Sleeps", "--trainer.max_epochs=4"]

@@ -112,7 +112,10 @@ class RoundTimer(Monitor):
             with self._file.open(newline="") as file:
                 rows = [row for row in csv.DictReader(file) if None not in row.values()]
             rows = [row for row in rows if int(row["round"]) <= rounds]
-            kept = [[(_LATER | row)[name] for name in _NAMES] for row in rows]
+            kept = []
+            for row in rows:
+                complete = _LATER | row  # a file of an earlier version lacks the later columns
+                kept.append([complete[name] for name in _NAMES])
             all(map(float, chain.from_iterable(kept)))
         except (KeyError, ValueError, csv.Error):
             raise ConfigurationError(f"{self._file} is damaged: expected a row of numbers per round; {MEND}") from None
