@@ -7,7 +7,9 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,9 +150,29 @@ def _import(module: str, slow: str = LIGHTNING) -> Any:
     words = f"importing {slow} …" if sys.stderr.isatty() else ""
     print(words, end="", file=sys.stderr, flush=True)
     try:
-        if slow == LIGHTNING:
-            importlib.import_module("lightning.pytorch")
-            hide_unhelpful()
-        return importlib.import_module(f"fl_lightning.{module}")
+        with _ctrl_c_ends():
+            if slow == LIGHTNING:
+                importlib.import_module("lightning.pytorch")
+                hide_unhelpful()
+            return importlib.import_module(f"fl_lightning.{module}")
     finally:
         print(f"\r{' ' * len(words)}\r" if words else "", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _ctrl_c_ends() -> Iterator[None]:
+    """Let Ctrl-C end the process at once: packages' imports may swallow a KeyboardInterrupt, or break by it."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(number: int, frame: object) -> None:
+    os.write(2, b"\nstopped\n")
+    os._exit(128 + number)

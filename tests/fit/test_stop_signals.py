@@ -126,8 +126,9 @@ def test_several_devices_stop_together() -> None:
     assert_same(last, Path("runs/whole/version_0/checkpoints/last.ckpt"))
 
 
-def test_ctrl_c_while_pytorch_is_imported_prints_no_traceback() -> None:
-    """As the words in the terminal say."""
+@pytest.mark.parametrize("seconds", [0, 0.5, 0.7, 1])
+def test_ctrl_c_while_pytorch_is_imported_prints_no_traceback(seconds: float) -> None:
+    """As the words in the terminal say; some modules swallow a KeyboardInterrupt, or are broken by it."""
     command = [str(Path(sys.executable).with_name("fl-lightning")), "fit", "--config", "tiny.yaml"]
     ours, theirs = pty.openpty()
     running = subprocess.Popen(command, stderr=theirs)
@@ -135,6 +136,7 @@ def test_ctrl_c_while_pytorch_is_imported_prints_no_traceback() -> None:
     said = b""
     while b"importing" not in said:
         said += os.read(ours, 1000)
+    time.sleep(seconds)
     running.send_signal(signal.SIGINT)
     with contextlib.suppress(OSError):  # the terminal has no more readers
         while more := os.read(ours, 1000):
