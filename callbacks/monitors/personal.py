@@ -81,8 +81,8 @@ class PersonalEvaluation(Monitor):
       Gini's coefficient of these values, each client counted once.
 
     ``val/top1`` of the models with which the participants' local training ended becomes ``own/top1/<k>``,
-    ``own/top1_mean``, … over the cohort, beside ``own/top1``, their mean weighted by n_k: under FedAvg this is the
-    global model fine-tuned, the baseline of every personal method.
+    ``own/top1_mean``, … over the cohort, beside ``own/top1``, their mean weighted by n_k, the number of training
+    examples: under FedAvg this is the global model fine-tuned, the baseline of every personal method.
 
     ``val/top1`` of the models that serve the clients becomes ``personal/top1/<k>``, ``personal/top1_mean``, … over all
     clients that hold data out, beside ``personal/top1``, their mean weighted by n_k. These are the global model, unless

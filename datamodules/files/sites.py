@@ -70,9 +70,10 @@ def site_names(root: Path) -> list[str]:
             )
         if classes != first:
             odd = sorted(set(classes) ^ set(first))[0]
+            having, lacking = (name, names[0]) if odd in classes else (names[0], name)
             raise ConfigurationError(
-                f"expected the same class folders in every site of {root}, got {odd!r} in only one of {names[0]} and "
-                f"{name}: correct its name, or give a site that lacks a class an empty folder"
+                f"expected the same class folders in every site of {root}, got {odd!r} in {having} and not in "
+                f"{lacking}: correct its name, or give {lacking} an empty folder of this name"
             )
     return names
 

@@ -269,6 +269,11 @@ def no_option(match: re.Match[str], refusal: Refusal) -> str:
     return f"expected an option, got {match[1]}: {how}"
 
 
+def help_of_a_class(match: re.Match[str], refusal: Refusal) -> str:
+    """Say how the help of a class is asked for."""
+    return f"--help takes no value: a class is described by --trainer.callbacks.help {match[1]}, --data.help {match[1]}"
+
+
 def no_such_option_of_a_config(match: re.Match[str], refusal: Refusal) -> str:
     """Say what an option of a config file may be meant to be."""
     return f"there is no option {match[1]}; {_nearest(match[1], refusal.options)}"
@@ -339,7 +344,9 @@ def no_value(match: re.Match[str], refusal: Refusal) -> str:
 
 def another_type(match: re.Match[str], refusal: Refusal) -> str:
     """Say which type was expected."""
-    return f"expected {_plain_type(match[1])}, got {match[2]}"
+    expected = _plain_type(match[1])
+    hint = f": write [{match[2]}]" if expected == "a list" and re.fullmatch(r"[\w./-]+", match[2]) else ""
+    return f"expected {expected}, got {match[2]}{hint}"
 
 
 def none_of_several_types(match: re.Match[str], refusal: Refusal) -> str | None:
@@ -356,6 +363,7 @@ UNKNOWN_OPTIONS: Answers = (
     (r"[Uu]nrecognized arguments: --([\w.-]+)(?:=| (?!-))?(\S*)", no_such_option),
     (r"[Uu]nrecognized arguments: (\S+)", no_option),
     (r"does not accept option '([\w.]+)'", no_such_option_of_a_config),
+    (r"argument -h/--help: ignored explicit argument '(\w+)'", help_of_a_class),
 )
 REFUSED_VALUES: Answers = (
     (r"Option '(\w+)[\w.]*' is not accepted", no_such_option_of_the_class),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -84,10 +84,19 @@ def _rank(name: str) -> int:
 def about(name: str) -> Metric:
     """Look up a metric in the catalogue; the title of an unknown metric is its name.
 
+    >>> about("domain/top1/oslo").title
+    'accuracy by domain: oslo'
+
     Args:
         name: a metric's name, or ``prefix/*`` for a metric that is logged for each client.
     """
-    return catalogue().get(name, Metric(name, name))
+    if name in catalogue():
+        return catalogue()[name]
+    prefix, _, item = name.rpartition("/")
+    of_each = catalogue().get(f"{prefix}/*")
+    if of_each is None:
+        return Metric(name, name)
+    return replace(of_each, name=name, title=f"{of_each.title}: {item}")
 
 
 @cache

@@ -35,6 +35,7 @@ CONFIG_KINDS = {"seed_everything": int, "trainer": dict, "model": dict, "data": 
 CONFIG_KINDS |= {"trainer.max_epochs": int, "model.init_from": str, "model.client": dict}
 ENVIRONMENT_KINDS = {RULES: list}
 NOUNS = {int: "a whole number", str: "a text", list: "a list", dict: "names and values"}
+NUM_CLIENTS = "data.num_clients"
 NAMES = "names"  # the array of the clients' names in arrays/partition.npz
 OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<cell>/seed_<n>/run/version_0, up to <name>
 
@@ -105,10 +106,16 @@ class Run:
     def settings(self) -> Mapping[str, Any]:
         """The settings that affect the result, except the seed, by dotted names.
 
-        Empty for a run without config, or whose environment.yaml does not name the rules among the callbacks.
+        Empty for a run without config, or whose environment.yaml does not name the rules among the callbacks. Data may
+        come with their clients, whatever number the config has: ``data.num_clients`` is the number of the run.
         """
         rules = self.environment.get(RULES)
-        return {} if rules is None or not self.config else named_settings(self.config, rules)
+        if rules is None or not self.config:
+            return {}
+        settings = dict(named_settings(self.config, rules))
+        if "sizes" in self._partition:
+            settings[NUM_CLIENTS] = len(self._partition["sizes"])
+        return settings
 
     @property
     def resumptions(self) -> list[Mapping[str, Any]]:

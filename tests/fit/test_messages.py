@@ -28,6 +28,11 @@ PROVOKED = {  # by the answer's name: the arguments of fit after --config=tiny.y
     "no_such_option_of_a_config": {
         "--config=typo.yaml": "there is no option max_epoch; did you mean trainer.max_epochs?",
     },
+    "help_of_a_class": {
+        "--help=FedProx": (
+            "--help takes no value: a class is described by --trainer.callbacks.help FedProx, --data.help FedProx"
+        ),
+    },
     "no_such_option_of_the_class": {
         "--data.partition.alhpa=1": "data.partition: there is no option alhpa; did you mean alpha?",
         "--model.client.optimizer.learning_rate=1": "there is no option learning_rate; did you mean lr?",
@@ -69,7 +74,9 @@ PROVOKED = {  # by the answer's name: the arguments of fit after --config=tiny.y
         ),
         "--data=Table": "data: give a value for train, target",
     },
-    "another_type": {"--data.num_clients=many": "data.num_clients: expected int, got many"},
+    "another_type": {
+        "--data.num_clients=many": "data.num_clients: expected int, got many",
+    },
     "none_of_several_types": {"--trainer.max_epochs=many": "trainer.max_epochs: expected int or null, got many"},
 }
 ROWS = [(answer, argument) for answer, arguments in PROVOKED.items() for argument in arguments]

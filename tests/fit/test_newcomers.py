@@ -44,6 +44,7 @@ FIT = {  # what follows ``fit --config tiny.yaml``, and the answer
         "trainer.callbacks: write the arguments of FedProx as options: --trainer.callbacks+=FedProx "
         "--trainer.callbacks.mu=-1"
     ),
+    "--data ImageFolder --data.root x --data.leave_out bern": "data.leave_out: expected a list, got bern: write [bern]",
     "--data.partition Dirichlet(0.5)": (
         "data.partition: write the arguments of Dirichlet as options: --data.partition=Dirichlet "
         "--data.partition.OPTION=0.5"

@@ -119,7 +119,10 @@ def write_one_image(root: Path) -> None:
     ("spoil", "message"),
     [
         (lambda root: other(root, "east"), "expected .*east to hold a folder for each class"),
-        (lambda root: write(root / "east" / "dgo", 3, 0), "expected the same class folders in every site of .*'cat'"),
+        (
+            lambda root: write(root / "east" / "dgo", 3, 0),
+            "expected the same class folders in every site of .*'cat' in .* and not in east",
+        ),
         (
             lambda root: [write(root / "east" / "cat", 1, 0), other(root, "east/dog")],
             "expected at least 2 images in .*east",
