@@ -140,6 +140,7 @@ EXTRAS = {  # by package
     "pycocotools": "detection",
     "dp_accounting": "privacy",
     "torchjd": "torchjd",
+    "submitit": "slurm",
 }
 
 

@@ -1,25 +1,20 @@
-"""Jobs: train cells with one seed each in processes of their own, and continue jobs that were stopped."""
+"""Jobs: cells with one seed each, which go on where they were stopped."""
 
 from __future__ import annotations
 
 import atexit
 import json
-import multiprocessing
 import os
 import re
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.files import whole
@@ -37,11 +32,8 @@ from fl_lightning.runs.folder.lock import held
 from fl_lightning.runs.folder.run_folder import rounds_in
 from fl_lightning.runs.reader import Run
 
-GPUS = "CUDA_VISIBLE_DEVICES"  # environment variable that CUDA reads when a process first uses a GPU
-POLL_S = 0.5
 FINGERPRINT_DIGITS = 16  # number of hexadecimal digits in a fingerprint of settings
 LONGEST_NAME = 80  # largest number of characters of a cell's name in the name of its folder
-GRACE_S = 10  # seconds that a run has to stop, after it is told to
 FINISHED = "finished.json"  # name of the mark of a finished job, in the job's folder
 LOG = "log.txt"  # name of the file with the output of the job's process
 EXPERIMENT = "run"  # name of the folder of the run
@@ -193,94 +185,17 @@ def plan(
     return [Job(tuple(group), tuple(arguments), seed, rounds, folder / f"seed_{seed}", config) for seed in seeds]
 
 
-def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], Sequence[Job]], None]) -> list[Job]:
-    """Train all jobs that are not finished, several jobs at a time.
-
-    Args:
-        jobs: jobs to train; jobs with the same folder are trained once.
-        processes: number of jobs at a time, at least 1.
-        report: function that is called about twice a second with the jobs under way and the jobs that have failed.
+def train_job(job: Job, log_file: Path) -> int:
+    """Train one job in this process, from where an earlier process stopped; a file gets the process's output.
 
     Returns:
-        The jobs that failed; the end of a job's log says why.
+        The exit status of the fit.
     """
-    context = multiprocessing.get_context("forkserver")  # imports modules once, and each run is still a fresh process
-    context.set_forkserver_preload(["fl_lightning.fit.command"])
-    by_folder = {job.folder: job for job in jobs}
-    waiting = [job for job in by_folder.values() if not job.finished]
-    gpus = share_gpus(visible_gpus(), processes)
-    free = list(range(processes))  # numbers of the processes that may start
-    busy: dict[Any, Job] = {}
-    numbers: dict[Any, int] = {}
-    failed: list[Job] = []
-    try:
-        while waiting or busy:
-            while waiting and len(busy) < processes:
-                job = waiting.pop(0)
-                number = free.pop(0)
-                own_gpus = gpus[number] if job.leaves_devices_open else ""
-                process = context.Process(target=_work, args=(job, job.log, own_gpus), name=job.name)
-                process.start()
-                busy[process] = job
-                numbers[process] = number
-            wait([process.sentinel for process in busy], POLL_S)
-            ended = [process for process in busy if process.exitcode is not None]
-            for process in ended:
-                job = busy.pop(process)
-                free.append(numbers.pop(process))
-                if not job.finished:
-                    failed.append(job)
-            report(list(busy.values()), failed)
-    finally:
-        for process in busy:
-            process.terminate()
-        for process in busy:  # a client that takes longer is not waited for; the run's last round is saved
-            process.join(GRACE_S)
-            process.kill()
-    return failed
-
-
-def visible_gpus() -> list[str]:
-    """Return the names by which CUDA knows the GPUs that this process may use; it starts none of them."""
-    count = torch.cuda.device_count()
-    named = os.environ.get(GPUS)
-    if named:
-        return named.split(",")[:count]
-    return [str(number) for number in range(count)]
-
-
-def share_gpus(gpus: Sequence[str], processes: int) -> list[str]:
-    """Give GPUs to processes, for the environment of each: its own ones, or one in turn if there are too few.
-
-    >>> share_gpus(["0", "1", "2", "3"], 2)
-    ['0,2', '1,3']
-    >>> share_gpus(["0", "1"], 3)
-    ['0', '1', '0']
-    >>> share_gpus([], 2)
-    ['', '']
-
-    Args:
-        gpus: the names of the GPUs.
-        processes: number of processes, at least 1.
-
-    Returns:
-        The GPUs of each process, joined by commas; "" for a process that is left as it is.
-    """
-    if not gpus:
-        return [""] * processes
-    return [",".join(gpus[number % len(gpus) :: processes]) for number in range(processes)]
-
-
-def _work(job: Job, log_file: Path, gpus: str) -> None:
-    """Train one job in this process, from where an earlier process stopped, on some GPUs if there are any."""
-    if gpus:
-        os.environ[GPUS] = gpus
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
     job.folder.mkdir(parents=True, exist_ok=True)
     log = log_file.open("a")
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log.fileno(), stream.fileno())
-    sys.exit(run_and_report(lambda arguments: _fit(job, arguments), ["fit", *job.arguments]))
+    return int(run_and_report(lambda arguments: _fit(job, arguments), ["fit", *job.arguments]))
 
 
 def _fit(job: Job, arguments: Sequence[str]) -> int:
@@ -340,11 +255,3 @@ def wandb_arguments(job: Job) -> list[str]:
         "save_dir": str(job.folder),
     }
     return [option(f"trainer.logger.{name}", value) for name, value in settings.items()]
-
-
-def _leave_with_parent() -> None:
-    """End this process as soon as its parent process ends: two processes must not train the same run."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

@@ -39,6 +39,7 @@ class RunOptions:
         jobs: number of runs at a time.
         dry_run: whether to look for callbacks and data only.
         shorter: an option of the command that makes the runs shorter, to name where a run takes long; "" for none.
+        on: file that says on which cluster the runs are trained; None for this machine.
         shard: which share of the runs this command trains, and of how many: (0, 1) for all runs.
     """
 
@@ -50,6 +51,7 @@ class RunOptions:
     jobs: int
     dry_run: bool
     shorter: str = ""
+    on: Path | None = None
     shard: tuple[int, int] = (0, 1)
 
 
@@ -83,6 +85,7 @@ def read_options(
         subset=asked.subset,
         jobs=asked.jobs,
         dry_run=asked.dry_run,
+        on=asked.on,
         shard=asked.shard,
     )
 
@@ -97,6 +100,8 @@ def _add_options(parser: CommandParser, name: str) -> None:
     subset = "train some cells only: method=FedAvg alpha=0.1,1"
     parser.add_argument("--subset", nargs="+", action="extend", default=[], metavar="AXIS=LABELS", help=subset)
     number("--jobs", "number of runs at a time (default 1)", 1)
+    on = "train each run as a job of SLURM; YAML FILE has submitit's parameters: timeout_min, gpus_per_node, …"
+    parser.add_argument("--on", type=Path, metavar="FILE", help=on)
     shard = "train one of N shares of the runs, I from 0 to N-1; the share that ends last writes the tables"
     parser.add_argument("--shard", type=read_shard, default=(0, 1), metavar="I/N", help=shard)
     parser.add_argument("--accelerator", help="kind of device: cpu, gpu, …")

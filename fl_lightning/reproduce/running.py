@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from fl_lightning.commands import counted
 from fl_lightning.report.statistics import label
+from fl_lightning.reproduce.cluster import OnCluster
 from fl_lightning.reproduce.experiments.choosing import in_words, select
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Folders, Job, Planned, plan
@@ -19,6 +20,7 @@ from fl_lightning.reproduce.outcome.verdict import LEVELS, OPEN, judge
 from fl_lightning.reproduce.preflight import dry_run, preflight
 from fl_lightning.reproduce.progress.display import announce, train_with_progress
 from fl_lightning.reproduce.run_options import RunOptions
+from fl_lightning.reproduce.workers import Here
 from fl_lightning.runs.folder.lock import held
 
 PATIENCE_S = 60  # seconds that a shard waits for another one to write the tables
@@ -143,7 +145,8 @@ def _train(planned: Planned, runs: RunOptions) -> tuple[list[Job], int]:
     try:
         with _stopped_by_sigterm():
             if trained:
-                failed = train_with_progress(trained, runs.jobs, runs.shorter)
+                workers = Here(runs.jobs) if runs.on is None else OnCluster(runs.on, runs.jobs, runs.out)
+                failed = train_with_progress(trained, workers, runs.jobs, runs.shorter)
     except KeyboardInterrupt as interrupt:
         # SIGTERM leaves its number in the interrupt (_stopped_by_sigterm); Ctrl-C leaves nothing.
         return [], int(next(iter(interrupt.args), signal.SIGINT))

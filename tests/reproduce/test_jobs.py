@@ -20,9 +20,8 @@ from lib.command import HANG, TINY, Result, fit, process, rows, run
 from lib.job_folders import under_way as job_under_way
 from lib.wandb_files import wandb_records
 
-from fl_lightning.reproduce import jobs
+from fl_lightning.reproduce import workers
 from fl_lightning.reproduce.jobs import Folders, Job, clear_run_without_round, plan, wandb_arguments
-from fl_lightning.reproduce.progress import display
 from fl_lightning.runs.folder.checkpoints import last_of_run
 
 SWEEP = ["sweep", "--config", "tiny.yaml", "--grid", "data.partition.alpha=0.1,10.0", "--seeds", "2", "--rounds", "2"]
@@ -88,8 +87,7 @@ def test_a_run_that_names_its_devices_is_obeyed(devices: object, expected: bool)
 @pytest.mark.slow
 def test_runs_at_a_time_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four GPUs are pretended, for two runs at a time."""
-    for module in (jobs, display):
-        monkeypatch.setattr(module, "visible_gpus", lambda: ["0", "1", "2", "3"])
+    monkeypatch.setattr(workers, "visible_gpus", lambda: ["0", "1", "2", "3"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     Path("mine.py").write_text(NOTES)
     more = ["--trainer.callbacks+=mine.Notes", "--jobs", 2]

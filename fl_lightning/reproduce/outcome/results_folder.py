@@ -141,7 +141,7 @@ def _keep_earlier(folder: Path, results: pd.DataFrame) -> None:
     while (folder / f"earlier-{number}").exists():
         number += 1
     kept = folder / f"earlier-{number}"
-    files = [path for path in folder.iterdir() if path.is_file() and path.name != LOCK]
+    files = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(LOCK)]
     kept.mkdir()
     for path in files:
         path.rename(kept / path.name)

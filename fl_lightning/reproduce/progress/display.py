@@ -13,20 +13,22 @@ from rich.text import Text
 from fl_lightning.commands import counted, duration
 from fl_lightning.report.numbers import fixed, fixed_interval
 from fl_lightning.report.statistics import interval
-from fl_lightning.reproduce.jobs import Job, Planned, share_gpus, train, visible_gpus
+from fl_lightning.reproduce.jobs import Job, Planned
 from fl_lightning.reproduce.outcome.tables import DIGITS
 from fl_lightning.reproduce.progress.tracker import Row, Tracker
+from fl_lightning.reproduce.workers import Workers, train
 from fl_lightning.runs.catalogue import metric_and_factor
 from fl_lightning.runs.display.progress import Display
 
 OTHER_LINES = 4  # lines of the display beside the rows: bar, head, number of hidden cells, the cursor's line
 
 
-def train_with_progress(planned: Planned, processes: int, shorter: str = "") -> list[Job]:
+def train_with_progress(planned: Planned, workers: Workers, processes: int, shorter: str = "") -> list[Job]:
     """Train all jobs that are not finished; show a live table in a terminal, or else print a line for each ended run.
 
     Args:
         planned: the experiments, each with the jobs of its cells.
+        workers: what trains the jobs.
         processes: number of jobs at a time.
         shorter: an option of the command that makes the runs shorter; "" for none.
 
@@ -38,9 +40,8 @@ def train_with_progress(planned: Planned, processes: int, shorter: str = "") -> 
     display = Display(stderr=True, transient=True)  # the tables of the results follow
     task = display.add_task("", total=len(tracker.jobs), left=tracker.left, elapsed=lambda: time.monotonic() - began)
     display.say(_first_line(len(tracker.jobs), len(tracker.finished)))
-    gpus = share_gpus(visible_gpus(), tracker.processes)
-    if tracker.processes > 1 and any(gpus):
-        display.say(f"GPUs of the runs at a time: {'; '.join(gpus)}")
+    if workers.about:
+        display.say(workers.about)
 
     def report(busy: Sequence[Job], failed: Sequence[Job]) -> None:
         finished, lost = tracker.update(busy, failed)
@@ -62,7 +63,7 @@ def train_with_progress(planned: Planned, processes: int, shorter: str = "") -> 
 
     report((), ())
     with display:
-        return train(tracker.jobs, tracker.processes, report)
+        return train(tracker.jobs, workers, report)
 
 
 def announce(words: str) -> None:

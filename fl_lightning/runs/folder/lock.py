@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,8 +12,10 @@ from filelock import SoftFileLock, Timeout
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.inside import inside
+from fl_lightning.runs.folder.slurm import own_start, start_is_over
 
 LOCK = "lock"  # the file that is there while a process holds the folder
+JOB = "lock.job"  # the file beside it with the job in SLURM of the process that holds the folder
 
 
 class Holds(ExitStack):
@@ -30,7 +33,7 @@ def held(folder: Path, patience: float = 0) -> Iterator[None]:
     """Lock a folder inside a ``with`` block, so that no other process can lock the same folder.
 
     The file ``lock`` in the folder names the process and its host. The lock of a process that was killed does not
-    count, if that process ran on this host.
+    count, if that process ran on this host, or in a job of SLURM that has ended.
 
     Args:
         folder: the folder, which is created if missing.
@@ -45,12 +48,35 @@ def held(folder: Path, patience: float = 0) -> Iterator[None]:
     try:
         lock.acquire(timeout=patience)
     except Timeout:
-        pid, host = (file.read_text() + "?\n?").split()[:2]
-        raise ConfigurationError(
-            f"process {pid} on {host} is at work in {folder}: wait until the process ends; if there is no such process "
-            f"any more, delete {file}"
-        ) from None
+        if not _take_away(file):
+            pid, host = (file.read_text() + "?\n?").split()[:2]
+            raise ConfigurationError(
+                f"process {pid} on {host} is at work in {folder}: wait until the process ends; if there is no such "
+                f"process any more, delete {file}"
+            ) from None
+        lock.acquire()
+    of_job = inside(folder, JOB)
+    if own_start():
+        of_job.write_text(f"{own_start()}\n{file.read_text()}")
     try:
         yield
     finally:
+        of_job.unlink(missing_ok=True)
         lock.release()
+
+
+def _take_away(lock: Path) -> bool:
+    """Take away the lock of a process whose job in SLURM has ended, on whatever node; tell whether it is gone."""
+    try:
+        start, _, content = inside(lock.parent, JOB).read_text().partition("\n")
+        if content != lock.read_text() or not start_is_over(start):
+            return False
+        aside = lock.with_name(f"{lock.name}.{os.getpid()}")
+        lock.rename(aside)  # of two processes that do this, one has the file
+    except FileNotFoundError:
+        return False
+    is_right = aside.read_text() == content  # and not another one's, that has come meanwhile
+    if not is_right:
+        aside.rename(lock)
+    aside.unlink(missing_ok=True)
+    return is_right

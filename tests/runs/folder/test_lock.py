@@ -117,3 +117,47 @@ def test_two_sweeps_into_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     third = process(*arguments)
     assert third.returncode == 0, third.stderr
     assert not list(Path("runs/sweep").rglob("lock"))
+
+
+LOCK_OF_ANOTHER_NODE = "4711\nnode7\n"
+
+
+@pytest.mark.parametrize(("job", "restarts", "is_over"), [("5", "1", True), ("5", "0", False), ("5", "", False)])
+def test_a_job_that_slurm_requeued_takes_its_lock_over(
+    job: str, restarts: str, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job ran on another node before, where it was killed."""
+    (tmp_path / "lock").write_text(LOCK_OF_ANOTHER_NODE)
+    (tmp_path / "lock.job").write_text(f"5.0\n{LOCK_OF_ANOTHER_NODE}")
+    monkeypatch.setenv("SLURM_JOB_ID", job)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", restarts or "0")
+    if not is_over:
+        with pytest.raises(ConfigurationError, match="process 4711 on node7 is at work"), held(tmp_path):
+            pass
+        return
+    with held(tmp_path):
+        assert (tmp_path / "lock.job").read_text().startswith("5.1\n")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_lock_that_another_process_has_taken_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lock").write_text("4712\nnode8\n")
+    (tmp_path / "lock.job").write_text(f"5.0\n{LOCK_OF_ANOTHER_NODE}")
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with pytest.raises(ConfigurationError, match="process 4712 on node8 is at work"), held(tmp_path):
+        pass
+
+
+@pytest.mark.skipif("SLURM_CONF" not in os.environ, reason="needs SLURM")
+@pytest.mark.slow
+def test_the_lock_of_a_job_that_slurm_has_ended_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(LOCK_OF_ANOTHER_NODE)
+    answer = subprocess.run(["sbatch", "--parsable", "--wrap", "sleep 5"], check=True, capture_output=True, text=True)
+    (tmp_path / "lock.job").write_text(f"{answer.stdout.strip()}.0\n{LOCK_OF_ANOTHER_NODE}")
+    with pytest.raises(ConfigurationError, match="process 4711 on node7 is at work"), held(tmp_path):
+        pass
+    subprocess.run(["scancel", answer.stdout.strip()], check=True)
+    time.sleep(3)
+    with held(tmp_path):
+        pass

@@ -1,0 +1,156 @@
+"""OnCluster: trains each job as a job of a cluster's scheduler, by submitit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.inside import inside
+from fl_lightning.reproduce.jobs import Job, train_job
+from fl_lightning.reproduce.workers import POLL_S, Workers
+from fl_lightning.runs.folder.slurm import alive
+from fl_lightning.runs.folder.yaml_text import read_yaml
+
+FOLDER = "submitit"  # in the folder of all results, the folder of submitit's files
+SUBMITTED = "submitted.txt"  # in a job's folder, the id of its job in SLURM
+REQUEUES = 10**6  # of a job whose time is up: if submitit gave up, it would raise an error in the client that trains
+ASK_S = 10  # seconds from one question to SLURM to the next
+OWN = "slurm_array_parallelism"  # the parameter of submitit that --jobs sets
+
+
+@dataclass(frozen=True)
+class Training:
+    """The function that submitit calls on a node. A requeued one goes on from the run's last checkpoint.
+
+    Attributes:
+        job: the job to train.
+    """
+
+    job: Job
+
+    def __call__(self) -> int:
+        """Train the job, and return the exit status of its fit."""
+        return train_job(self.job, self.job.log)
+
+    def checkpoint(self) -> Any:
+        """Return what is to be called after a requeue."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+class OnCluster(Workers):
+    """Trains jobs as jobs of a scheduler.
+
+    SLURM gets all jobs at once, as one array; ``local`` starts them on this machine, a few at a time. Jobs that an
+    earlier command has submitted to SLURM, and that it did not live to see end, are waited for.
+
+    Args:
+        file: YAML file with ``cluster``, slurm or local, and submitit's parameters (``timeout_min``, ``mem_gb``,
+            ``gpus_per_node``, ``slurm_partition``, …).
+        at_once: number of jobs that may run at a time.
+        out: folder of all results, which the nodes must see.
+
+    Raises:
+        ConfigurationError: submitit is not installed, there is no such file or parameter, or there is no SLURM.
+    """
+
+    def __init__(self, file: Path, at_once: int, out: Path) -> None:
+        import submitit
+
+        parameters = read_parameters(file)
+        cluster = parameters.pop("cluster", "slurm")
+        self._is_slurm = cluster == "slurm"
+        self._at_once = at_once
+        try:
+            self._executor = submitit.AutoExecutor(out.absolute() / FOLDER, cluster, slurm_max_num_timeout=REQUEUES)
+            own = {OWN: at_once} if self._is_slurm else {}
+            self._executor.update_parameters(**parameters, **own)
+        except Exception as error:  # submitit raises NameError, RuntimeError, ValueError, AssertionError and its own
+            raise ConfigurationError(f"{file}: {' '.join(str(error).split())}") from error
+        self._busy: dict[Path, Job] = {}  # by folder
+        self._ids: dict[Path, str] = {}  # of the jobs in SLURM, by folder
+        self._local: dict[Path, Any] = {}  # submitit's own jobs on this machine, by folder
+        self._asked = time.monotonic()
+
+    @property
+    @override
+    def about(self) -> str:
+        where = "jobs of SLURM" if self._is_slurm else "processes of submitit on this machine"
+        return f"the runs are {where}, {self._at_once} at a time"
+
+    @property
+    @override
+    def busy(self) -> Sequence[Job]:
+        return list(self._busy.values())
+
+    @override
+    def room(self, waiting: int) -> int:
+        return waiting if self._is_slurm else min(waiting, self._at_once - len(self._busy))
+
+    @override
+    def start(self, jobs: Sequence[Job]) -> None:
+        self._busy |= {job.folder: job for job in jobs}
+        new = [job for job in jobs if not (self._is_slurm and self._is_known(job))]
+        if not new:
+            return
+        with self._executor.batch():
+            submitted = [self._executor.submit(Training(job)) for job in new]
+        for job, own in zip(new, submitted, strict=True):
+            if self._is_slurm:
+                self._ids[job.folder] = str(own.job_id)
+                job.folder.mkdir(parents=True, exist_ok=True)
+                inside(job.folder, SUBMITTED).write_text(str(own.job_id))
+            else:
+                self._local[job.folder] = own
+
+    def _is_known(self, job: Job) -> bool:
+        """Tell whether an earlier command has submitted a job that has not ended yet; if so, keep its id."""
+        with suppress(FileNotFoundError):
+            known = inside(job.folder, SUBMITTED).read_text()
+            if alive([known]):
+                self._ids[job.folder] = known
+        return job.folder in self._ids
+
+    @override
+    def collect(self) -> list[Job]:
+        time.sleep(POLL_S)
+        over = {folder for folder, job in self._busy.items() if job.finished}
+        over |= {folder for folder, own in self._local.items() if own.done()}
+        if self._ids and time.monotonic() - self._asked > ASK_S:
+            still = alive(self._ids.values())
+            over |= {folder for folder, id in self._ids.items() if id not in still}
+            self._asked = time.monotonic()
+        for folder in over:
+            self._ids.pop(folder, None)
+            self._local.pop(folder, None)
+        return [self._busy.pop(folder) for folder in over]
+
+    @override
+    def stop(self) -> None:
+        import submitit
+
+        for own in self._local.values():
+            own.cancel()
+        for id in self._ids.values():
+            submitit.SlurmJob(self._executor.folder, id).cancel(check=False)
+
+
+def read_parameters(file: Path) -> dict[str, Any]:
+    """Read the file of ``--on``; refuse what is not a mapping, and what ``--jobs`` says."""
+    try:
+        content = read_yaml(file, file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"--on {file}: {error.strerror}") from None
+    if not isinstance(content, Mapping):
+        raise ConfigurationError(f"{file}: expected submitit's parameters, as in timeout_min: 60, got {content}")
+    if OWN in content:
+        raise ConfigurationError(f"{file}: {OWN} is what --jobs says: leave it out")
+    return dict(content)
