@@ -24,6 +24,7 @@ UNHELPFUL = (
     ".*recommended to use `self.log.*sync_dist=True.*",
     ".*resuming from a checkpoint that ended before the epoch ended.*",  # Lightning compares rounds with clients
     ".*Checkpoint directory .* exists and is not empty.*",
+    ".*`srun` command is available.*",  # on a machine with SLURM; one process needs none
     ".*smaller than the logging interval.*",  # Lightning counts clients, and metrics are logged by round
 )
 

@@ -47,6 +47,7 @@ def compare(
     """One by one and in groups: updates, losses, metrics, steps, buffers and the global model agree."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # which would say that there are no groups
+        warnings.filterwarnings("ignore", message=".*srun")  # Lightning's, on a machine with SLURM
         warnings.filterwarnings("ignore", ".*(LeafSpec|workers|val_dataloader|num_workers).*")
         ends = []
         for at_once in (1, size):
