@@ -53,7 +53,8 @@ OTHERS = {  # private names of other libraries
     "engine/updates/buffers.py": {"_forward_pre_hooks"},  # torch
     "fit/helps/page.py": {"_HelpAction", "_get_formatter", "_group_actions"},  # argparse
     "fit/parser.py": {"_actions", "_get_init_args"},  # argparse
-    "reproduce/jobs.py": {"_run_exitfuncs", "_exit"},  # atexit; os, where it is public
+    "reproduce/jobs.py": {"_run_exitfuncs"},  # atexit
+    "reproduce/workers.py": {"_exit"},  # os, where it is public
     "report/dashboard.py": {"_to_model"},  # wandb_workspaces
     "models/group_norm.py": {"_BatchNorm"},  # torch
     "datamodules/changes/augmentation.py": {  # torchvision

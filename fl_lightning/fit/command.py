@@ -59,7 +59,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
 }
 PLOT = "partition.png"
-NOT_FOR_DATA = ("ckpt_path", "weights_only")  # options of the Trainer's commands, which a run's config.yaml has
 STAND_IN = "lightning.pytorch.demos.boring_classes.BoringModel"  # client module of ``data`` if none is given
 
 
@@ -149,8 +148,6 @@ class FederatedCLI(LightningCLI):
             parser.set_defaults({"model.client": {"class_path": STAND_IN}})  # the data are shown without a model
             about = f"PNG file of the bubble plot, by default runs/<experiment>/{PLOT}."
             parser.add_argument("--plot", type=str | None, default=None, help=about)
-            for key in NOT_FOR_DATA:
-                parser.add_argument(f"--{key}", type=Any, help="In the config of a run: not used here.")
             self._subcommand_method_arguments[subcommand] = ["plot"]
             return parser
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)

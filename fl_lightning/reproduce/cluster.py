@@ -18,7 +18,7 @@ from fl_lightning.reproduce.workers import POLL_S, Workers
 from fl_lightning.runs.folder.slurm import alive
 from fl_lightning.runs.folder.yaml_text import read_yaml
 
-FOLDER = "submitit"  # in the folder of all results, the folder of submitit's files
+SUBMITIT = "submitit"  # in the folder of all results, the folder of submitit's files
 SUBMITTED = "submitted.txt"  # in a job's folder, the id of its job in SLURM
 REQUEUES = 10**6  # of a job whose time is up: if submitit gave up, it would raise an error in the client that trains
 ASK_S = 10  # seconds from one question to SLURM to the next
@@ -70,7 +70,7 @@ class OnCluster(Workers):
         self._is_slurm = cluster == "slurm"
         self._at_once = at_once
         try:
-            self._executor = submitit.AutoExecutor(out.absolute() / FOLDER, cluster, slurm_max_num_timeout=REQUEUES)
+            self._executor = submitit.AutoExecutor(out.absolute() / SUBMITIT, cluster, slurm_max_num_timeout=REQUEUES)
             own = {OWN: at_once} if self._is_slurm else {}
             self._executor.update_parameters(**parameters, **own)
         except Exception as error:  # submitit raises NameError, RuntimeError, ValueError, AssertionError and its own

@@ -15,6 +15,7 @@ from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Job, Planned
 from fl_lightning.reproduce.progress.display import lines_on_finished, table_of_cells, train_with_progress
 from fl_lightning.reproduce.progress.tracker import Tracker
+from fl_lightning.reproduce.workers import Here
 
 GRID = "data.partition=[{class_path: IID}, {class_path: ClassesPerClient, init_args: {classes: 11}}]"
 
@@ -131,7 +132,7 @@ def shown(screen: io.StringIO) -> list[str]:
 def test_jobs_that_are_finished_already_take_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An unknown measure is told before anything is trained."""
     experiment = Experiment("mine", "a source", "a metric", "", (), "mine.yaml", ("val/none",))
-    assert train_with_progress([(experiment, [(Cell({}, ()), finished(tmp_path, 1, top1=[0.5]))])], 1) == []
+    assert train_with_progress([(experiment, [(Cell({}, ()), finished(tmp_path, 1, top1=[0.5]))])], Here(1), 1) == []
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "1 run, finished before"
     assert "val/none" in out[1]
@@ -139,7 +140,7 @@ def test_jobs_that_are_finished_already_take_a_line(tmp_path: Path, capsys: pyte
 
 def test_jobs_that_are_finished_already_are_in_the_live_table(tmp_path: Path, screen: io.StringIO) -> None:
     experiment = Experiment("mine", "a source", "a metric", "", (), "mine.yaml", ("val/top1",))
-    assert train_with_progress([(experiment, [(Cell({}, ()), finished(tmp_path, 1, top1=[0.5]))])], 1) == []
+    assert train_with_progress([(experiment, [(Cell({}, ()), finished(tmp_path, 1, top1=[0.5]))])], Here(1), 1) == []
     lines = shown(screen)
     assert lines[0].rstrip() == "1 run, finished before"
     assert any(line.startswith("runs 1/1 ") for line in lines)
