@@ -98,7 +98,9 @@ class OnCluster(Workers):
     @override
     def start(self, jobs: Sequence[Job]) -> None:
         self._busy |= {job.folder: job for job in jobs}
-        new = [job for job in jobs if not (self._is_slurm and self._is_known(job))]
+        if self._is_slurm:
+            self._ids |= submitted_before(jobs)
+        new = [job for job in jobs if job.folder not in self._ids]
         if not new:
             return
         with self._executor.batch():
@@ -110,14 +112,6 @@ class OnCluster(Workers):
                 inside(job.folder, SUBMITTED).write_text(str(own.job_id))
             else:
                 self._local[job.folder] = own
-
-    def _is_known(self, job: Job) -> bool:
-        """Tell whether an earlier command has submitted a job that has not ended yet; if so, keep its id."""
-        with suppress(FileNotFoundError):
-            known = inside(job.folder, SUBMITTED).read_text()
-            if alive([known]):
-                self._ids[job.folder] = known
-        return job.folder in self._ids
 
     @override
     def collect(self) -> list[Job]:
@@ -141,6 +135,16 @@ class OnCluster(Workers):
             own.cancel()
         for id in self._ids.values():
             submitit.SlurmJob(self._executor.folder, id).cancel(check=False)
+
+
+def submitted_before(jobs: Sequence[Job]) -> dict[Path, str]:
+    """Return the ids, by folder, of the jobs that an earlier command has submitted to SLURM, and that live."""
+    known: dict[Path, str] = {}
+    for job in jobs:
+        with suppress(FileNotFoundError):
+            known[job.folder] = inside(job.folder, SUBMITTED).read_text()
+    living = alive(known.values()) if known else set()
+    return {folder: id for folder, id in known.items() if id in living}
 
 
 def read_parameters(file: Path) -> dict[str, Any]:

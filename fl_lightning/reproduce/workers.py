@@ -56,7 +56,7 @@ def train(jobs: Sequence[Job], workers: Workers, report: Callable[[Sequence[Job]
 
     Args:
         jobs: jobs to train; jobs with the same folder are trained once.
-        workers: what trains them.
+        workers: the processes that train them, here or on a cluster.
         report: function that is called about twice a second with the jobs under way and the jobs that have failed.
 
     Returns:

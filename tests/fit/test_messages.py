@@ -74,9 +74,7 @@ PROVOKED = {  # by the answer's name: the arguments of fit after --config=tiny.y
         ),
         "--data=Table": "data: give a value for train, target",
     },
-    "another_type": {
-        "--data.num_clients=many": "data.num_clients: expected int, got many",
-    },
+    "another_type": {"--data.num_clients=many": "data.num_clients: expected int, got many"},
     "none_of_several_types": {"--trainer.max_epochs=many": "trainer.max_epochs: expected int or null, got many"},
 }
 ROWS = [(answer, argument) for answer, arguments in PROVOKED.items() for argument in arguments]

@@ -28,7 +28,7 @@ def train_with_progress(planned: Planned, workers: Workers, processes: int, shor
 
     Args:
         planned: the experiments, each with the jobs of its cells.
-        workers: what trains the jobs.
+        workers: the processes that train the jobs, here or on a cluster.
         processes: number of jobs at a time.
         shorter: an option of the command that makes the runs shorter; "" for none.
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 from filelock import SoftFileLock, Timeout
 
@@ -46,15 +47,13 @@ def held(folder: Path, patience: float = 0) -> Iterator[None]:
     file = inside(folder, LOCK)
     lock = SoftFileLock(file)
     try:
-        lock.acquire(timeout=patience)
+        _acquire(lock, file, patience)
     except Timeout:
-        if not _take_away(file):
-            pid, host = (file.read_text() + "?\n?").split()[:2]
-            raise ConfigurationError(
-                f"process {pid} on {host} is at work in {folder}: wait until the process ends; if there is no such "
-                f"process any more, delete {file}"
-            ) from None
-        lock.acquire()
+        pid, host = (file.read_text() + "?\n?").split()[:2]
+        raise ConfigurationError(
+            f"process {pid} on {host} is at work in {folder}: wait until the process ends; if there is no such process "
+            f"any more, delete {file}"
+        ) from None
     of_job = inside(folder, JOB)
     if own_start():
         of_job.write_text(f"{own_start()}\n{file.read_text()}")
@@ -65,18 +64,29 @@ def held(folder: Path, patience: float = 0) -> Iterator[None]:
         lock.release()
 
 
-def _take_away(lock: Path) -> bool:
+def _acquire(lock: SoftFileLock, file: Path, patience: float) -> None:
+    """Acquire a lock, also from a process whose job in SLURM has ended; raise Timeout if another process holds it."""
+    try:
+        lock.acquire(timeout=patience)
+    except Timeout:
+        if not _take_away(file):
+            raise
+        lock.acquire(timeout=0)  # of several processes that take it away, one gets it
+
+
+def _take_away(file: Path) -> bool:
     """Take away the lock of a process whose job in SLURM has ended, on whatever node; tell whether it is gone."""
     try:
-        start, _, content = inside(lock.parent, JOB).read_text().partition("\n")
-        if content != lock.read_text() or not start_is_over(start):
+        start, _, content = inside(file.parent, JOB).read_text().partition("\n")
+        if file.read_text() != content or not start_is_over(start):
             return False
-        aside = lock.with_name(f"{lock.name}.{os.getpid()}")
-        lock.rename(aside)  # of two processes that do this, one has the file
-    except FileNotFoundError:
+        aside = file.with_name(f"{LOCK}.{uuid4().hex}")
+        file.rename(aside)
+    except FileNotFoundError:  # no job held it, or another process has taken it away
         return False
-    is_right = aside.read_text() == content  # and not another one's, that has come meanwhile
-    if not is_right:
-        aside.rename(lock)
-    aside.unlink(missing_ok=True)
-    return is_right
+    is_dead = aside.read_text() == content
+    if not is_dead:  # another process had come in between the two lines above: give the lock back
+        with suppress(FileExistsError):
+            os.link(aside, file)
+    aside.unlink()
+    return is_dead
