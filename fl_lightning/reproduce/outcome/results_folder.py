@@ -10,6 +10,7 @@ import pandas as pd
 from rich.console import Console
 
 from fl_lightning.commands import counted, duration
+from fl_lightning.files import whole
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.reproduce.outcome import tables
@@ -106,7 +107,8 @@ def _results(
 
 def _write_numbers(results: Results, folder: Path) -> None:
     """Write the table of our runs as CSV."""
-    results.table.to_csv(folder / RESULTS, index=False)
+    with whole(folder / RESULTS) as part:
+        results.table.to_csv(part, index=False)
 
 
 def _write_pages(results: Results, folder: Path) -> None:

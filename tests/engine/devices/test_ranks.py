@@ -37,6 +37,8 @@ class Trouble(FederatedCallback):
                 os.kill(os.getpid(), signal.SIGKILL)
             elif self.what == "raise":
                 raise RuntimeError("of the user's own")
+            elif self.what == "memory":
+                bytearray(1 << 60)
 
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
         if self.what == "slow disk" and pl_module.rounds_done == 2 and trainer.global_rank == self.rank:
@@ -80,7 +82,7 @@ def goes_on() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("what", ["kill", "raise", "stall"])
+@pytest.mark.parametrize("what", ["kill", "raise", "memory", "stall"])
 def test_a_rank_in_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, what: str) -> None:
     """The other rank does not hang, a line names rank and client, no process is left; the run goes on from round 2."""
     monkeypatch.chdir(tmp_path)
@@ -98,7 +100,7 @@ def test_a_rank_in_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank
     elif rank == 1:
         how = "by SIGKILL" if what == "kill" else "with status 1"
         assert re.search(rf"^fl-lightning: error: rank 1 {at} ended {how}: the run can go on", err, re.M), err
-    assert ("Traceback" in err) == (what == "raise"), "the user's own error keeps its traceback"
+    assert ("Traceback" in err) == (what in ("raise", "memory")), "the user's own error keeps its traceback"
     assert torch.load(LAST, weights_only=True)["rounds_done"] == 2
     goes_on()
 
