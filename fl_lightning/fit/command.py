@@ -35,7 +35,7 @@ from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
 from fl_lightning.fit.helps.page import GroupHelp
 from fl_lightning.fit.messages import GONE, ParsingError
-from fl_lightning.fit.own_data import RESET, begin_anew, fit_network, load_data, what_stays_behind
+from fl_lightning.fit.own_data import RESET, begin_anew, fit_network, load_data, replaces_data, what_stays_behind
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.processes import choose_processes, count_cores
 from fl_lightning.fit.stop_signals import Stopping
@@ -93,7 +93,7 @@ class FederatedCLI(LightningCLI):
     def __init__(self, args: Sequence[str], holds: Holds | None = None) -> None:
         self.args = args
         self.holds = holds
-        self.own_data: FederatedDataModule | None = None  # a user's data that stand in for a config's, loaded
+        self.other_data: FederatedDataModule | None = None  # data that stand in for a config's, loaded
         self.has_fetched = False  # whether the data that were missing have been fetched
         self.has_loaded = False  # whether the training set has been loaded before the Trainer does so
         self.stopping = Stopping()
@@ -170,12 +170,13 @@ class FederatedCLI(LightningCLI):
         """Find the checkpoint and the run folder. (Lightning would let the checkpoint's hyper-parameters win here.)"""
         trains = self.config.subcommand == "fit"
         config = self.config[self.config.subcommand]
-        if RESET in self.args:
+        if replaces_data(self.args):
             if config.trainer.enable_progress_bar is not False:
                 rank_zero_only(print)(f"loading {config.data.class_path.rpartition('.')[2]} …", flush=True)
-            self.own_data = load_data(config.data)
-            rank_zero_only(print)(what_stays_behind(self.args), flush=True)
-            fit_network(config.model.client, self.own_data, self.args)
+            self.other_data = load_data(config.data)
+            if RESET in self.args:
+                rank_zero_only(print)(what_stays_behind(self.args), flush=True)
+            fit_network(config.model.client, self.other_data, self.args)
         root = Path(config.trainer.default_root_dir or TRAINER_DEFAULTS["default_root_dir"])
         config.experiment = config.experiment or name_of(config.get("config") or ())
         check_experiment(config.experiment)
@@ -238,7 +239,7 @@ class FederatedCLI(LightningCLI):
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        self.datamodule = self.own_data or self.datamodule
+        self.datamodule = self.other_data or self.datamodule
         config = self._get(self.config_init, "trainer")
         callbacks = _as_list(config.callbacks)
         check_once(callbacks)
@@ -310,7 +311,7 @@ class FederatedCLI(LightningCLI):
         if self.has_fetched:
             return
         fetch_missing(self.datamodule)
-        if self.subcommand != "data" and self.own_data is None:
+        if self.subcommand != "data" and self.other_data is None:
             self._say(f"loading {type(self.datamodule).__name__} …", trainer)
         self.has_fetched = True
 
@@ -319,7 +320,7 @@ class FederatedCLI(LightningCLI):
 
         Random numbers that a user's ``setup`` draws are drawn again by the Trainer's, from the same state as without.
         """
-        if self.has_loaded or self.own_data is not None:
+        if self.has_loaded or self.other_data is not None:
             return
         with isolated(CPU):
             self.datamodule.prepare_data()

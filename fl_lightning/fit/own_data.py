@@ -1,4 +1,4 @@
-"""A user's own data in place of those of a config: neither their settings nor the network's sizes are the config's."""
+"""Other data in place of those of a config: the network gets their sizes, and a user's own data their own settings."""
 
 from __future__ import annotations
 
@@ -42,14 +42,26 @@ def begin_anew(args: Sequence[str]) -> list[str]:
     """
     anew: list[str] = []
     for place, argument in enumerate(args):
-        option, _, value = argument.partition("=")
-        if option == "--data":
-            name = _class_in(value or "".join(args[place + 1 : place + 2]))
-            replaced, _ = _data_of_configs(args[:place])
-            if name and replaced not in ("", name) and not _is_shipped(name):
-                anew.append(RESET)
+        name = _other_data(args, place)
+        if name and not _is_shipped(name):
+            anew.append(RESET)
         anew.append(argument)
     return anew
+
+
+def replaces_data(args: Sequence[str]) -> bool:
+    """Tell whether a command line names other data than its configs do, to whose sizes the network must be fitted."""
+    return any(_other_data(args, place) for place in range(len(args)))
+
+
+def _other_data(args: Sequence[str], place: int) -> str:
+    """Return the class that ``--data`` at a place of a command line names; "" if it replaces no other data."""
+    option, _, value = args[place].partition("=")
+    if option != "--data":
+        return ""
+    name = _class_in(value or "".join(args[place + 1 : place + 2]))
+    replaced, _ = _data_of_configs(args[:place])
+    return name if replaced not in ("", name) else ""
 
 
 def what_stays_behind(args: Sequence[str]) -> str:

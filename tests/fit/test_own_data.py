@@ -45,10 +45,12 @@ def test_the_settings_of_the_configs_data_do_not_follow() -> None:
 
 
 def test_the_network_has_the_sizes_of_the_data() -> None:
-    """Also those of another network, and of a run that goes on; what the command line states stays."""
+    """Also those of another network, of a run that goes on, and of the package's data; what is stated stays."""
     assert network() == {"num_classes": 4, "in_features": 3 * 16 * 16}
     assert network("--ckpt_path=last", "--trainer.max_epochs=2")["in_features"] == 3 * 16 * 16
     assert network("--model.client.network=LeNet") == {"num_classes": 4, "in_channels": 3, "image_size": 16}
+    fit("--data=Digits", "--data.partition.alpha=1", "--trainer.max_epochs=1", config="mnist_gh.yaml")
+    assert config()["model"]["client"]["init_args"]["network"]["init_args"] == {"num_classes": 10, "in_features": 64}
     stated = run("fit", "--config=mnist_gh.yaml", *OWN, "--model.client.network.in_features=5")
     assert "768" in stated.err
 
