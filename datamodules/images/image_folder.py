@@ -98,7 +98,7 @@ class ImageFolder(ImageData):
         self._is_to_measure = mean is None
         self.cache = cache
         if image_size is not None:
-            _pair(image_size)
+            pair_of(image_size)
 
     @property
     def num_classes(self) -> int:  # type: ignore[override]  # read only: counted in the folders
@@ -117,7 +117,7 @@ class ImageFolder(ImageData):
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of every image."""
         size = self.image_size
-        height, width = _pair(commonest_size(self._files(True).files) if size is None else size)
+        height, width = pair_of(commonest_size(self._files(True).files) if size is None else size)
         return self.channels, height, width
 
     @override
@@ -192,7 +192,7 @@ class ImageFolder(ImageData):
         return folder
 
 
-def _pair(image_size: int | tuple[int, int]) -> tuple[int, int]:
+def pair_of(image_size: int | tuple[int, int]) -> tuple[int, int]:
     """Return height and width; refuse what is neither one number of pixels nor two."""
     sizes = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
     if len(sizes) != 2 or min(sizes) < 1:

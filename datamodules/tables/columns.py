@@ -19,7 +19,7 @@ from fl_lightning.datamodules.base.dealt import in_order
 from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
 from fl_lightning.datamodules.files.folder import MODES, decode_image, opened
-from fl_lightning.datamodules.images.image_folder import check_constants, constants_of, count_values
+from fl_lightning.datamodules.images.image_folder import check_constants, constants_of, count_values, pair_of
 from fl_lightning.engine.federation.batches import TrainingBatch, check_examples
 from fl_lightning.errors import ConfigurationError, check_choice, check_positive
 
@@ -139,9 +139,7 @@ class ColumnImages(LightningDataModule):
         memory_gib: float,
     ) -> None:
         super().__init__()
-        size = (image_size, image_size) if isinstance(image_size, int) else image_size
-        if size is not None and (len(size) != 2 or min(size) < 1):
-            raise ConfigurationError(f"expected image_size to be pixels >= 1, or height and width, got {image_size}")
+        size = None if image_size is None else pair_of(image_size)
         check_choice("channels", channels, None, *MODES)
         check_positive(memory_gib=memory_gib)
         if mean is not None or std is not None:
