@@ -5,6 +5,7 @@ on whether the run was stopped and resumed.
 """
 
 import hashlib
+import pickle
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,6 +88,11 @@ def torch_state(device: torch.device) -> bytes:
     if device.type != "cpu":
         states.append(torch.get_device_module(device).get_rng_state(device).cpu())
     return b"".join(state.numpy().tobytes() for state in states)
+
+
+def all_states(device: torch.device) -> bytes:
+    """Return the states of all global generators, as :func:`torch_state`: also NumPy's and Python's."""
+    return torch_state(device) + pickle.dumps((np.random.get_state(), random.getstate()))
 
 
 def others_drawn(seed: int) -> bool:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.compile import from_compiled
@@ -31,6 +32,7 @@ from fl_lightning.engine.hosting.guard import Guard
 from fl_lightning.engine.hosting.host import ClientHost
 from fl_lightning.engine.hosting.initial import start_from
 from fl_lightning.engine.hosting.saving import check_orders
+from fl_lightning.engine.hosting.shared_evaluation import SharedEvaluation
 from fl_lightning.engine.hosting.shown_trainer import METRICS
 from fl_lightning.engine.module.exact import default_dtype
 from fl_lightning.engine.module.params import FlatParameters, is_finite
@@ -216,6 +218,8 @@ class FederatedOrchestrator(ClientHost):
         known: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set outside Trainer.__init__
         if not any(isinstance(callback, Guard) and callback.orchestrator is self for callback in known):
             added.append(Guard(self, self._drop_round))
+            if self.trainer.world_size > 1 and isinstance(self.trainer.accelerator, CPUAccelerator):
+                added.append(SharedEvaluation(self))
         return added
 
     @override
