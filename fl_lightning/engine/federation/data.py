@@ -1,7 +1,7 @@
 """FederatedData: a data module as the engine sees it; draws the clients of each round, and deals them to devices."""
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import ceil
@@ -182,8 +182,13 @@ class FederatedData(ClientData):
         if dealing.group_size > 1:
             return sorted(cohort, key=lambda client: -self._num_steps(client, round))
         if dealing.devices > 1 and not dealing.in_order:
-            return sorted(cohort, key=lambda client: -int(self.sizes[client]))
+            return sorted(cohort, key=lambda client: -self._share(client, round))
         return cohort
+
+    def _share(self, client: int, round: int) -> float:
+        """Return the number of examples that a client goes through in a round, about."""
+        size = int(self.sizes[client])
+        return size * self._num_steps(client, round) / max(1, self.num_batches(size))
 
 
 class _Ids(Dataset[int]):
@@ -196,9 +201,11 @@ class _Ids(Dataset[int]):
 class _CohortBatches:
     """Yields lists of client ids: this device's share of the cohort, padded to one length for all devices and rounds.
 
-    Single clients, or groups of clients that train at once, are dealt to the devices by size, the largest first, back
-    and forth (0, 1, 1, 0, …), so that the devices have similar work in total and at any time. Where updates are summed
-    as they arrive, clients train in order of id.
+    Clients that train one after another are dealt to the devices by the examples that they go through, the largest
+    share first, each to the device that has least. The devices meet before every batch, so that a device's clients are
+    one batch. Groups of clients that train at once are a batch each, and dealt by their steps, back and forth (0, 1, 1,
+    0, …), so that the devices have similar work at any time; so are clients whose updates are summed as they arrive,
+    in order of id.
     """
 
     def __init__(self, data: FederatedData) -> None:
@@ -210,14 +217,23 @@ class _CohortBatches:
     def __iter__(self) -> Iterator[list[int]]:
         dealing = self.data.dealing
         trainer = self.data.trainer
-        cohort = self.data._in_turn(trainer.current_epoch + 1 if trainer else 1)
+        round = trainer.current_epoch + 1 if trainer else 1
+        cohort = self.data._in_turn(round)
         size = dealing.group_size
         hands = [cohort[start : start + size] for start in range(0, len(cohort), size)]
-        own_hands = [hand for i, hand in enumerate(hands) if _device_of(i, dealing.devices) == dealing.rank]
+        devices = self._devices(hands, round)
+        own_hands = [hand for hand, device in zip(hands, devices, strict=True) if device == dealing.rank]
         own_hands += [[PADDING]] * (self._hands() - len(own_hands))
         per_batch = self._hands_per_batch()
         for start in range(0, len(own_hands), per_batch):
             yield [*chain.from_iterable(own_hands[start : start + per_batch])]
+
+    def _devices(self, hands: Sequence[Sequence[int]], round: int) -> list[int]:
+        """Return the device that gets each hand of a round."""
+        dealing = self.data.dealing
+        if not self._meets_once:
+            return [_device_of(number, dealing.devices) for number in range(len(hands))]
+        return _even_out([self.data._share(client, round) for (client,) in hands], dealing.devices, self._hands())
 
     def _hands(self) -> int:
         """Return the number of clients, or of groups, that each device is dealt, padding included."""
@@ -225,9 +241,42 @@ class _CohortBatches:
         return ceil(ceil(self.data.largest_cohort / dealing.group_size) / dealing.devices)
 
     def _hands_per_batch(self) -> int:
+        if self._meets_once:
+            return self._hands()
         return self.data.clients_per_batch if self.data.dealing.group_size == 1 else 1
+
+    @property
+    def _meets_once(self) -> bool:
+        """Whether several devices meet once a round, in which a device's clients are one batch."""
+        dealing = self.data.dealing
+        trainer: Any = self.data.trainer
+        is_trial = trainer is not None and bool(trainer.fast_dev_run)  # which trains one batch
+        return dealing.devices > 1 and dealing.group_size == 1 and not dealing.in_order and not is_trial
 
 
 def _device_of(index: int, devices: int) -> int:
     """Return the device that gets a client or group, dealt back and forth: 0, 1, 1, 0, …"""
     return min(index % (2 * devices), -(index + 1) % (2 * devices))
+
+
+def _even_out(costs: Sequence[float], devices: int, most: int) -> list[int]:
+    """Return a device for each cost: one after another, the device that has the least so far, and room.
+
+    >>> _even_out([5, 4, 3, 3, 3], devices=2, most=3)
+    [0, 1, 1, 0, 1]
+
+    Args:
+        costs: the costs, the largest first, for devices with similar sums.
+        devices: number of devices.
+        most: the largest number of costs for a device.
+    """
+    sums = [0.0] * devices
+    counts = [0] * devices
+    dealt: list[int] = []
+    for cost in costs:
+        free = [device for device in range(devices) if counts[device] < most]
+        device = min(free, key=lambda device: sums[device])
+        sums[device] += cost
+        counts[device] += 1
+        dealt.append(device)
+    return dealt

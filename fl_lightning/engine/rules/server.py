@@ -379,6 +379,13 @@ class Server(LightningModule):
             return batch
         return super()._apply_batch_transfer_handler(batch, device, dataloader_idx)
 
+    def tell_trained(self, clients: Sequence[int]) -> None:
+        """Tell the callbacks that define ``on_clients_trained`` that clients of this device have trained."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # set outside Trainer.__init__
+            listen = getattr(callback, "on_clients_trained", None)
+            if listen is not None:
+                listen(self.trainer, self, clients)
+
     def on_batch_passed_on(self) -> None:
         """Do nothing until overridden; called when the Trainer has passed on client ids, before callbacks get them."""
 

@@ -112,6 +112,7 @@ class OneByOne:
             vector = run.params if update is None else update
             round.take(vector[None], [result], run.mean_loss[None], less=update is not None)
         round.trained += 1
+        self.orchestrator.tell_trained([client])
 
     @contextmanager
     def leaving_out(self, round: Round, client: int) -> Iterator[None]:

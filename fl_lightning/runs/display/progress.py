@@ -19,7 +19,6 @@ from rich.text import Text
 from typing_extensions import override
 
 from fl_lightning.commands import duration
-from fl_lightning.engine.federation.data import PADDING
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.runs.catalogue import AFTER
 from fl_lightning.runs.display.timer import RoundTimer
@@ -207,18 +206,21 @@ class RoundProgress(ProgressBar):
         self._all_steps = sum(self._steps.values()) or self._cohort_size(trainer)
         self._show(trainer)
 
-    @override
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_clients_trained(self, trainer: Trainer, pl_module: LightningModule, clients: Sequence[int]) -> None:
+        """Show that clients of this device have trained; other devices are taken to be as far.
+
+        Args:
+            trainer: the Trainer.
+            pl_module: the orchestrator.
+            clients: the clients' ids.
+        """
         if not self._display:
             return
         cohort = self._cohort_size(trainer)
         before = self._trained
-        clients = [client for client in batch if client != PADDING]
         self._trained = min(before + len(clients) * trainer.world_size, cohort)
         self._steps_done += sum(self._steps.get(client, 1) for client in clients) * trainer.world_size
-        if batch_idx + 1 < int(trainer.num_training_batches):  # otherwise the round ends after the evaluation
+        if self._trained < cohort:  # otherwise the round ends after the evaluation
             self._reach(trainer.current_epoch + min(self._steps_done, self._all_steps - 1) / self._all_steps)
             if self._reached - self._began >= SOON_S:
                 self._foretell(trainer, pl_module)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from lib.toy import GivenData
 
@@ -25,13 +24,22 @@ def test_without_a_fit_one_device_trains_all_clients_in_order() -> None:
     assert dealt(clients_per_batch=2) == [[0, 1], [2, 3], [4]]
 
 
-@pytest.mark.parametrize(
-    ("in_order", "shares"), [(False, ([[1], [2], [0]], [[3], [4], [-1]])), (True, ([[0], [3], [4]], [[1], [2], [-1]]))]
-)
-def test_two_devices_are_dealt_clients_back_and_forth(in_order: bool, shares: tuple[Any, Any]) -> None:
-    """By size, the largest first, the clients are 1, 3, 4, 2, 0: the devices 0, 1, 1, 0, 0 get them."""
-    for rank in range(2):
-        assert dealt(rank=rank, devices=2, in_order=in_order) == shares[rank]
+def test_devices_get_even_shares_of_the_examples_in_one_batch() -> None:
+    """By size, the largest first, the clients are 1, 3, 4, 2, 0: each goes to the device with the fewest examples."""
+    assert dealt(rank=0, devices=2) == [[1, 2, 0]]
+    assert dealt(rank=1, devices=2) == [[3, 4, -1]]
+
+
+def test_no_device_gets_more_clients_than_its_memory_has_room_for() -> None:
+    """One client goes through as many examples as the others together: the other device gets three of them, no more."""
+    settings = {"num_steps": lambda client, round: SIZES[client] * (100 if client == 1 else 1), "devices": 2}
+    assert dealt(rank=0, **settings) == [[1, 0, -1]]
+    assert dealt(rank=1, **settings) == [[3, 4, 2]]
+
+
+def test_clients_whose_updates_are_summed_as_they_arrive_train_in_order() -> None:
+    assert dealt(rank=0, devices=2, in_order=True) == [[0], [3], [4]]
+    assert dealt(rank=1, devices=2, in_order=True) == [[1], [2], [-1]]
 
 
 def test_groups_hold_clients_with_similar_numbers_of_steps() -> None:

@@ -79,6 +79,7 @@ class Groups:
                 return error
             self._hand_in(round, runs, weights)
             round.trained += len(runs)
+            orchestrator.tell_trained(clients)
         finally:
             self.put_back(round)
         return None
