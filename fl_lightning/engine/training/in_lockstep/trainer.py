@@ -47,10 +47,14 @@ def faster_way(way: Way, batch_s: Mapping[Way, float], left_s: float, open_ways:
         open_ways: the ways that may be chosen because they save time. The way back from compiled steps, whose time was
             measured before, is always open.
     """
-    if Way.ONE_BY_ONE in open_ways and batch_s[way] > SLOWER * batch_s.get(Way.ONE_BY_ONE, inf):
-        return Way.ONE_BY_ONE
-    if way is Way.AT_ONCE and Way.COMPILED in open_ways and left_s * SAVED_SHARE > COMPILING_S:
+    alone_s = batch_s.get(Way.ONE_BY_ONE, inf)
+    is_slow = Way.ONE_BY_ONE in open_ways and batch_s[way] > SLOWER * alone_s
+    otherwise_s = alone_s if is_slow else batch_s[way]  # if steps are not compiled
+    saved_s = left_s * (otherwise_s / batch_s[way] - (1 - SAVED_SHARE))
+    if way is Way.AT_ONCE and Way.COMPILED in open_ways and saved_s > COMPILING_S:
         return Way.COMPILED
+    if is_slow:
+        return Way.ONE_BY_ONE
     if way is Way.COMPILED and batch_s[way] > batch_s.get(Way.AT_ONCE, inf):
         return Way.AT_ONCE
     return way
