@@ -64,7 +64,7 @@ class SharedEvaluation(Callback):
         self._batches = _batches_in_memory(trainer) if self._has_known_hooks() else ()
         if network is None or "forward" in vars(network) or isinstance(network, torch.jit.ScriptModule):
             return
-        if len(self._batches) < trainer.world_size:
+        if len(self._batches) < 2:
             return
         self._network = network
         self._outputs = None
