@@ -78,10 +78,10 @@ def main() -> None:
         return
     count, size = (int(value) for value in [*sys.argv[1:], "100000", "64"][:2])
     figures: dict[str, list[list[float]]] = {name: [] for name in WAYS}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
         write(Path(folder), count, size)
         environment = os.environ | {
-            "HF_DATASETS_CACHE": f"{folder}/cache",
+            "HF_DATASETS_CACHE": cache,  # apart: the library would read its own files as data, too
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
         }
