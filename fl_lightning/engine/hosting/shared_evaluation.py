@@ -31,14 +31,15 @@ class SharedEvaluation(Callback):
     """Divides the forward passes of a fit's evaluations among the processes of a CPU, which changes no bit.
 
     Every process takes all steps of an evaluation, with all hooks and metrics, as on one device. The network alone,
-    which takes most of the time, is computed for each batch by one process; the processes exchange its outputs when it
-    is first called. An output stands in for a call with the same bits: type, shape, strides and content of the input,
+    which takes most of the time, is computed for each batch by one process; the processes exchange its outputs before
+    the first step. An output stands in for a call with the same bits: type, shape, strides and content of the input,
     and unchanged parameters.
 
-    The network is the largest child of the client module. Its first call in a fit shows whether it may be shared: one
-    tensor goes in, which is the first of the batch; one tensor comes out, not larger; no random number is drawn, and
-    nothing in the network changes. Batches must be parts of a TensorDataset, in order, and pass through no hooks but
-    those of the package's data modules. In all other cases, every process computes everything.
+    The network is the largest child of the client module. Its call in the first step of a fit shows whether it may be
+    shared, from the second step on: one tensor goes in, which is the first of the batch; one tensor comes out, not
+    larger; no random number is drawn, and nothing in the network changes. Batches must be parts of a TensorDataset, in
+    order, and pass through no hooks but those of the package's data modules. In all other cases, every process computes
+    everything.
 
     Args:
         server: the orchestrator, which holds the client module.
@@ -48,8 +49,9 @@ class SharedEvaluation(Callback):
         self._server = server
         self._network: nn.Module | None = None  # during an evaluation
         self._batches: Sequence[Any] = ()  # of the evaluation, before the transfer hooks
-        self._is_pure: bool | None = None  # None before the network's first call in the fit
-        self._outputs: dict[Key | None, Any] | None = None  # None before its first call in the evaluation
+        self._is_pure: bool | None = None  # whether the network may be shared; None before all processes know
+        self._observed: bool | None = None  # whether this process has found it so; None if it looks at the next call
+        self._outputs: dict[Key | None, Any] = {}
         self._remembered: list[Tensor] = []  # of the network whose outputs these are
 
     @override
@@ -67,9 +69,27 @@ class SharedEvaluation(Callback):
         if len(self._batches) < 2:
             return
         self._network = network
-        self._outputs = None
+        self._outputs = {}
+        self._observed = False
         self._compute = network.forward
         network.forward = self._answer
+
+    @override
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        # Here all processes meet; in a call of the network they need not, since one alone may make it.
+        if self._network is None or batch_idx > 1:
+            return
+        if batch_idx == 0 and self._is_pure is None:
+            self._observed = None
+        elif batch_idx == 0:
+            self._share(first=0)
+        elif self._is_pure is None:
+            self._is_pure = trainer.strategy.reduce_boolean_decision(bool(self._observed), all=True)
+            self._observed = False
+            if self._is_pure:
+                self._share(first=1)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -92,16 +112,13 @@ class SharedEvaluation(Callback):
     def _answer(self, *inputs: Any, **options: Any) -> Any:
         """Stand for the network's ``forward``."""
         key = self._key(inputs, options)
-        if self._outputs is None:
-            self._outputs = {}
-            if self._is_pure is None:
-                return self._observe(key, inputs, options)
-            self._share(first=0)
+        if self._observed is None:
+            return self._observe(key, inputs, options)
         is_known = key in self._outputs and self._is_as_remembered()
         return self._outputs.pop(key) if is_known else self._compute(*inputs, **options)
 
     def _observe(self, key: Key | None, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Compute the first batch of a fit, decide whether the network may be shared, and share the other batches."""
+        """Compute the first batch of a fit, and find out whether the network may be shared."""
         assert self._network is not None
         before = ModuleState(self._network)
         self._remembered = [tensor.clone() for tensor in self._tensors()]
@@ -110,17 +127,14 @@ class SharedEvaluation(Callback):
         is_pure = key is not None and isinstance(output, Tensor) and output.numel() <= inputs[0].numel()
         is_pure = is_pure and key == self._key(inputs, options) == self._key([self._input_of(0)], {})
         is_pure = is_pure and self._is_as_remembered() and not before.is_changed()
-        is_pure = is_pure and drawn == all_states(self._server.device)
-        self._is_pure = self._server.trainer.strategy.reduce_boolean_decision(is_pure, all=True)
-        if self._is_pure:
-            self._share(first=1)
+        self._observed = is_pure and drawn == all_states(self._server.device)
         return output
 
     def _share(self, first: int) -> None:
         """Compute this process's part of the batches from number ``first`` on, and exchange all outputs."""
         trainer = self._server.trainer
         own: dict[Key | None, Any] = {}
-        with isolated(self._server.device):
+        with isolated(self._server.device), trainer.precision_plugin.val_step_context():
             for number in range(first + trainer.global_rank, len(self._batches), trainer.world_size):
                 inputs = [self._input_of(number)]
                 own[self._key(inputs, {})] = self._compute(*inputs)

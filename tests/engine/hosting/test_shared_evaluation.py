@@ -61,6 +61,11 @@ class Darkening(Callback):
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         batch[0].mul_(0.5)
 
+class Looking(Callback):
+    def on_validation_epoch_start(self, trainer, pl_module):
+        if trainer.is_global_zero:
+            pl_module.client.network(torch.zeros(3, 1, 8, 8))
+
 class Swapping(Callback):
     def on_validation_epoch_start(self, trainer, pl_module):
         pl_module.client.network.requires_grad_()
@@ -119,6 +124,11 @@ def test_large_outputs_are_not_shared() -> None:
 def test_a_network_that_changes_between_two_steps_is_computed_anew() -> None:
     compare("--model.client", "own.Adapting")
     assert calls(0) > ROUNDS * BATCHES
+
+
+def test_one_process_alone_may_call_the_network() -> None:
+    compare("--trainer.callbacks+=own.Looking")
+    assert (calls(0), calls(1)) == (ROUNDS + 1 + 4 + 4, 1 + 3 + 4)
 
 
 @pytest.mark.parametrize("change", ["Darkening", "Swapping"])
