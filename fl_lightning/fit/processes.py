@@ -21,7 +21,7 @@ from fl_lightning.seeding import isolated
 
 # Measured on two cores; a few tenths more or less of each change no choice that matters.
 START_S = 0.5  # seconds until forked processes have met
-ROUND_S = 0.05  # seconds that a round of 20 clients takes longer where two processes meet after each client
+ROUND_S = 0.05  # most seconds that meeting takes in a round: of two processes that met after each of 20 clients
 BYTES_PER_S = 2e9  # of updates that a process on the same machine exchanges by gloo
 LEAST_GAIN = 0.9  # largest share of the time of fewer processes at which more processes pay
 REPEATS = 3

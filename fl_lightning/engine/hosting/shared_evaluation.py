@@ -10,15 +10,12 @@ import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from fl_lightning.engine.devices.strategy import busy, waits
-from fl_lightning.engine.federation.clients import TRANSFER_HOOKS
 from fl_lightning.engine.module.state import ModuleState
-from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.lightning_private import transfer
 from fl_lightning.seeding import all_states, isolated
@@ -63,7 +60,7 @@ class SharedEvaluation(Callback):
         if self._is_pure is False or trainer.state.fn is not TrainerFn.FITTING or trainer.sanity_checking:
             return
         network = _largest_child(self._server.client)
-        self._batches = _batches_in_memory(trainer) if self._has_known_hooks() else ()
+        self._batches = _batches_in_memory(trainer) if self._server.hooks_by_example else ()
         if network is None or "forward" in vars(network) or isinstance(network, torch.jit.ScriptModule):
             return
         if len(self._batches) < 2:
@@ -101,13 +98,6 @@ class SharedEvaluation(Callback):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.on_validation_end(trainer, pl_module)
-
-    def _has_known_hooks(self) -> bool:
-        """Tell whether what happens to a batch on its way to the device depends on the batch alone."""
-        server = self._server
-        has_own_hooks = any(is_overridden(hook, server.client) for hook in TRANSFER_HOOKS)
-        by_example = not has_own_hooks and declares(server.data, "by_example", TRANSFER_HOOKS)
-        return server.batches_ready or by_example
 
     def _answer(self, *inputs: Any, **options: Any) -> Any:
         """Stand for the network's ``forward``."""
@@ -174,9 +164,12 @@ class SharedEvaluation(Callback):
 
 def _largest_child(client: LightningModule) -> nn.Module | None:
     """Return the child of a module with the most parameters; None if no child has any."""
-    sizes = {child: sum(parameter.numel() for parameter in child.parameters()) for child in client.children()}
-    largest = max(sizes, key=lambda child: sizes[child], default=None)
-    return largest if largest is not None and sizes[largest] else None
+    largest = max(client.children(), key=_num_parameters, default=None)
+    return largest if largest is not None and _num_parameters(largest) else None
+
+
+def _num_parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _batches_in_memory(trainer: Trainer) -> Sequence[Any]:

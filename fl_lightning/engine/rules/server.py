@@ -23,6 +23,7 @@ from fl_lightning.engine.federation.data import ClientIds, FederatedData
 from fl_lightning.engine.module.logged import MetricLog, Spare, examples_in, in_use, spare_metrics
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.module.state import Buffers, ModuleState
+from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.lightning_private import log_again, transfer
@@ -346,6 +347,7 @@ class Server(LightningModule):
         self._train_again = None
         vars(self).pop("spares", None)
         vars(self).pop("batches_ready", None)
+        vars(self).pop("hooks_by_example", None)
 
     @cached_property
     def spares(self) -> list[Spare]:
@@ -359,6 +361,13 @@ class Server(LightningModule):
         hooked = any(is_overridden(hook, part, DataHooks) for hook in TRANSFER_HOOKS for part in parts)
         converted = type(self.trainer.precision_plugin).convert_input is not Precision.convert_input
         return self.device.type == "cpu" and not hooked and not converted
+
+    @cached_property
+    def hooks_by_example(self) -> bool:
+        """Whether the transfer hooks, if there are any, make of each example what depends on that example alone."""
+        has_own_hooks = any(is_overridden(hook, self.client) for hook in TRANSFER_HOOKS)
+        by_example = not has_own_hooks and declares(self.data, "by_example", TRANSFER_HOOKS)
+        return self.batches_ready or by_example
 
     def prepare_batch(self, batch: Any) -> Any:
         """Bring a batch through the transfer hooks and to the device, in the form that ``training_step`` takes."""

@@ -8,16 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import busy
 from fl_lightning.engine.federation.batches import Rows
-from fl_lightning.engine.federation.clients import TRANSFER_HOOKS
 from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.callback import SENT_HOOKS
-from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep import obstacles
 from fl_lightning.engine.training.in_lockstep.batches import (
@@ -51,10 +48,8 @@ class Groups:
     def __init__(self, alone: OneByOne, compiled: bool) -> None:
         self.alone = alone
         self.steps = StackedTraining(alone.local, compiled)
-        has_own_hooks = any(is_overridden(hook, alone.orchestrator.client) for hook in TRANSFER_HOOKS)
-        by_example = not has_own_hooks and declares(alone.data.datamodule, "by_example", TRANSFER_HOOKS)
         # Whether the batches of several clients may be gathered and go through the hooks together.
-        self._in_rows = alone.orchestrator.batches_ready or by_example
+        self._in_rows = alone.orchestrator.hooks_by_example
 
     def train(self, round: Round, clients: Sequence[int]) -> Exception | None:
         """Train a group of clients at once; return an error in their steps, which training one by one will name."""
