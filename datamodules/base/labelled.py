@@ -31,11 +31,13 @@ class LabelledData(FederatedDataModule):
 
     Batches are ``[inputs (B, ...), targets (B, ...)]``. Validation and test both use the test set, without the examples
     that move to the proxy set: the federated learning papers evaluate on the test set every round and hold nothing out.
+    With ``validation_examples``, validation uses examples of the training set instead, to choose settings by.
     ``held_out`` concerns the clients' parts of the training set.
 
-    The training set is changed in this order: the proxy set is taken out (``proxy_source="train"``), examples beyond
-    ``train_examples`` are left out, the long tail thins out the classes, the partition deals the examples to the
-    clients, the labels are corrupted, the inputs are changed by :meth:`shifted`, the clients hold examples out.
+    The training set is changed in this order: the proxy set is taken out (``proxy_source="train"``), then the examples
+    of validation, examples beyond ``train_examples`` are left out, the long tail thins out the classes, the partition
+    deals the examples to the clients, the labels are corrupted, the inputs are changed by :meth:`shifted`, the clients
+    hold examples out.
 
     Data may come with their clients (writers, hospitals), as :meth:`clients` tells. Then, unless a partition is given,
     these are the clients, in sorted order and with their names, and each client's own test examples are those that
@@ -62,6 +64,8 @@ class LabelledData(FederatedDataModule):
         train_examples: number of training examples to use, at least 1, drawn with the run's seed among those that are
             not in the proxy set; None for all.
         test_examples: number of test examples to use, as ``train_examples``.
+        validation_examples: number of training examples on which validation evaluates in place of the test set, drawn
+            with the run's seed; no client trains on them. None validates on the test set.
         federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
             :class:`FederatedDataModule`.
 
@@ -87,6 +91,7 @@ class LabelledData(FederatedDataModule):
         eval_batch_size: int = 1000,
         train_examples: int | None = None,
         test_examples: int | None = None,
+        validation_examples: int | None = None,
         **federation: Unpack[Federation],
     ) -> None:
         super().__init__(**federation)
@@ -99,7 +104,11 @@ class LabelledData(FederatedDataModule):
                 f"{long_tail} and {proxy_long_tail}"
             )
         check_choice("proxy_source", proxy_source, "test", "train")
-        limits = {"train_examples": train_examples, "test_examples": test_examples}
+        limits = {
+            "train_examples": train_examples,
+            "test_examples": test_examples,
+            "validation_examples": validation_examples,
+        }
         check_at_least(1, **{name: number for name, number in limits.items() if number is not None})
         self._num_clients = num_clients
         self._is_natural = partition is None
@@ -115,6 +124,7 @@ class LabelledData(FederatedDataModule):
         self.eval_batch_size = eval_batch_size
         self.train_examples = train_examples
         self.test_examples = test_examples
+        self.validation_examples = validation_examples
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: inputs (n, ...) and targets (n, ...); see :meth:`labels`."""
@@ -178,12 +188,15 @@ class LabelledData(FederatedDataModule):
         return self._dealt.kept_batches(client, self.eval_batch_size)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Return the test set without proxy examples, in order; the papers evaluate on the test set every round."""
-        return in_order(self._dealt.evaluation, self.eval_batch_size)
+        """Return the validation examples, in order; without any, the test set without proxy examples.
+
+        The papers evaluate on the test set every round.
+        """
+        return in_order(self._dealt.validation or self._dealt.evaluation, self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Return the same batches as :meth:`val_dataloader`."""
-        return self.val_dataloader()
+        """Return the test set without proxy examples, in order."""
+        return in_order(self._dealt.evaluation, self.eval_batch_size)
 
     def proxy_dataloader(self) -> DataLoader[Any] | None:
         """Return the proxy set in an order drawn from torch's global generator; None if ``proxy_per_class`` is 0."""
@@ -211,6 +224,11 @@ class LabelledData(FederatedDataModule):
         in_proxy = draw_proxy(self.labels(source.targets), sizes, numpy_generator(self.seed, "proxy"))
         free = {name: torch.ones(len(examples.targets), dtype=torch.bool) for name, examples in sets.items()}
         free[self.proxy_source] &= ~in_proxy
+        validation = None
+        if self.validation_examples is not None:
+            validating = self._draw_examples("validation", free["train"], self.validation_examples)
+            validation = self._examples_of(train, validating)
+            free["train"] = free["train"] & ~validating
         free["train"] = self._draw_examples("train", free["train"], self.train_examples)
         free["test"] = self._draw_examples("test", free["test"], self.test_examples)
         parts = self._deal(self.labels(train.targets), free["train"].nonzero().flatten())
@@ -237,8 +255,13 @@ class LabelledData(FederatedDataModule):
             kept=(examples, kept) if own_tests is None else (evaluation, own_tests),
             evaluation=evaluation,
             evaluated=free["test"],
-            proxy=TensorDataset(self._inputs_of(source, in_proxy), source.targets[in_proxy]),
+            validation=validation,
+            proxy=self._examples_of(source, in_proxy),
         )
+
+    def _examples_of(self, examples: "Unread | _Read", mask: Tensor) -> TensorDataset:
+        """Return the examples for which a mask (n,) is true."""
+        return TensorDataset(self._inputs_of(examples, mask), examples.targets[mask])
 
     def _find_set(self, train: bool) -> "Unread | _Read":
         """Find or read the training or the test set."""
@@ -381,4 +404,5 @@ def _among(parts: Parts, mask: Tensor | None) -> Parts:
 class _Loaded(Dealt):
     evaluation: TensorDataset
     evaluated: Tensor  # (n,) whether each example of the test set is in ``evaluation``
+    validation: TensorDataset | None  # takes the place of ``evaluation`` in validation
     proxy: TensorDataset  # may be empty

@@ -79,6 +79,7 @@ class Parted(Federation, total=False):
     proxy_batch_size: int
     train_examples: int | None
     test_examples: int | None
+    validation_examples: int | None
 
 
 class Boxed(Parted, total=False):

@@ -63,6 +63,20 @@ def test_fewer_examples() -> None:
     assert train_rows(Tiny(num_clients=3, train_examples=60)) == train_rows(Tiny(num_clients=3))
 
 
+def test_validation_apart_from_training_and_test() -> None:
+    """Validation sees its own training rows, the test all test rows, and clients the training rows that are left."""
+    data = Tiny(num_clients=3, validation_examples=9, proxy_per_class=2, proxy_source="train", seed=1)
+    validated = rows(data.val_dataloader())
+    trained = list(chain.from_iterable(train_rows(data)))
+    assert len(set(validated)) == 9
+    assert sorted([*validated, *trained, *rows(data.proxy_dataloader())]) == list(range(60))
+    assert rows(data.test_dataloader()) == list(range(30))
+    assert rows(Tiny(validation_examples=9, seed=2).val_dataloader()) != validated
+
+    fewer = Tiny(num_clients=3, validation_examples=40, train_examples=20)
+    assert sorted([*rows(fewer.val_dataloader()), *chain.from_iterable(train_rows(fewer))]) == list(range(60))
+
+
 def test_loads_once() -> None:
     data = Tiny()
     data.setup("fit")
@@ -276,6 +290,8 @@ class Unknown(Tiny):
             "expected test_examples of at most 30, the examples that Tiny has, got 31: lower",
         ),
         (Tiny, {"test_examples": 19, "proxy_per_class": 4}, "expected test_examples of at most 18"),
+        (Tiny, {"validation_examples": 0}, "validation_examples must be at least 1, got 0"),
+        (Tiny, {"validation_examples": 61}, "expected validation_examples of at most 60"),
         (Tiny, {"proxy_per_class": -1}, "proxy_per_class must be at least 0, got -1"),
         (Tiny, {"proxy_per_class": 10}, "expected proxy_per_class below 10, the number of images of class 0"),
         (Tiny, {"proxy_source": "validation"}, "proxy_source must be 'test' or 'train', got 'validation'"),
