@@ -34,13 +34,17 @@ def refine(cells: Sequence[Cell], swept: Sequence[str]) -> list[Cell]:
         ConfigurationError: an axis has no values, or would override an option of the cells.
     """
     _refuse_overrides(cells, [f"--{axis}" for axis in swept])
-    axes = [_read_axis(axis) for axis in swept]
+    axes = [read_axis(axis) for axis in swept]
     points = list(itertools.product(*axes))
     return [_at_point(cell, point) for cell in cells for point in points]
 
 
-def _read_axis(axis: str) -> list[tuple[str, Any]]:
-    """Read an axis ``option=values``; return the option with each of its values."""
+def read_axis(axis: str) -> list[tuple[str, Any]]:
+    """Read an axis ``option=values``; return the option with each of its values.
+
+    Raises:
+        ConfigurationError: the axis has no name or no values.
+    """
     name, _, text = axis.partition("=")
     if not name or not text:
         raise ConfigurationError(f"--grid must be OPTION=VALUE[,VALUE], got {axis}: data.partition.alpha=0.1,1")

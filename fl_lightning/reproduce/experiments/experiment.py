@@ -84,6 +84,23 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Tuning:
+    """Says how the methods of an experiment are tuned before they are compared: the same number of tries for each.
+
+    A method's tries are all combinations of the values in ``every`` and of those in ``method``.
+
+    Attributes:
+        every: options of ``fit`` that every method tries, each with its values.
+        method: for each method, the options that it tries, each with its values; as many combinations for each method.
+        options: options of the tries alone, such as validation examples apart from the test set.
+    """
+
+    every: Mapping[str, Sequence[Any]]
+    method: Mapping[str, Mapping[str, Sequence[Any]]]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One table or figure of a paper, or a sweep.
 
@@ -97,6 +114,7 @@ class Experiment:
         measures: metrics to read from each run, by their names in the papers or their own names: the measures of the
             rows and the claims, or top-1 if our runs log none of the rows' measures and there are no claims. Empty for
             a sweep whose measure is chosen among what its runs log.
+        noted: metrics that the results record beside the measures, and that no table shows.
         claims: claims to test.
         gate: the conditions that the runs must meet before the claims are tested.
         notes: notes on the printed numbers.
@@ -106,6 +124,7 @@ class Experiment:
         scale: name of the scale at which the experiment is run (scale.py); empty for the paper's own.
         reduced: a sentence that says how the scale differs from the paper's experiment; the tables begin with it.
         pace: rounds of a run for each round of the paper's.
+        tuning: how the methods are tuned first; None to take the options of the cells as they are.
     """
 
     id: str
@@ -115,6 +134,7 @@ class Experiment:
     rows: tuple[Mapping[str, Any], ...]
     config: str
     measures: tuple[str, ...]
+    noted: tuple[str, ...] = ()
     claims: tuple[Claim, ...] = ()
     gate: Gate = Gate()
     notes: tuple[str, ...] = ()
@@ -124,6 +144,7 @@ class Experiment:
     scale: str = ""
     reduced: str = ""
     pace: float = 1.0
+    tuning: Tuning | None = None
 
     @property
     def is_trained(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from fl_lightning.errors import ConfigurationError, most_similar
 from fl_lightning.fit.configs import CONFIGS, PAPER, layers_of
-from fl_lightning.reproduce.experiments.experiment import Cell, Claim, Experiment, Gate, Plot
+from fl_lightning.reproduce.experiments.experiment import Cell, Claim, Experiment, Gate, Plot, Tuning
 from fl_lightning.reproduce.experiments.grid import grid, option, option_name
 from fl_lightning.runs.catalogue import in_papers
 from fl_lightning.runs.folder.yaml_text import read_yaml
@@ -64,14 +64,17 @@ def _read(id: str) -> tuple[Experiment, ...]:
     plot = facts.pop("plot", None)
     rows = tuple(facts.pop("rows", ()))
     claims = tuple(Claim(**claim) for claim in facts.pop("claims", ()))
-    facts.pop("gate", None)  # read with the parts of it that the files below this one give
+    for part in ("gate", "tune"):  # read with what the files below this one give of them
+        facts.pop(part, None)
     whole = Experiment(
         id=id,
         rows=rows,
         config=str(path),
-        measures=_measures(rows, claims),
+        measures=tuple(facts.pop("measures", ())) or _measures(rows, claims),
         claims=claims,
         gate=_gate(path),
+        tuning=_tuning(path),
+        noted=tuple(facts.pop("noted", ())),
         notes=tuple(facts.pop("notes", ())),
         cells=tuple(grid(path)),
         plot=Plot(**plot) if plot else None,
@@ -89,10 +92,20 @@ def _measures(rows: Sequence[Mapping[str, Any]], claims: Sequence[Claim]) -> tup
 
 
 def _gate(path: Path) -> Gate:
-    conditions: dict[str, Any] = {}
-    for part in layers_of(path, PAPER, "gate"):
-        conditions |= part
-    return Gate(**conditions)
+    return Gate(**_merged(path, "gate"))
+
+
+def _tuning(path: Path) -> Tuning | None:
+    parts = _merged(path, "tune")
+    return Tuning(**parts) if parts else None
+
+
+def _merged(path: Path, name: str) -> dict[str, Any]:
+    """Read a part of what a config says below ``paper``; its own entries replace those of the files below it."""
+    merged: dict[str, Any] = {}
+    for part in layers_of(path, PAPER, name):
+        merged |= part
+    return merged
 
 
 def _figure(

@@ -31,9 +31,9 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
     """Read the runs of finished jobs.
 
     Returns:
-        One row for each run and round that the table reads: the cell's labels (None on an axis that the cell
-        lacks), ``round``, ``seed``, the measures, ``seconds`` of training and the job's ``folder``. Empty, without
-        columns, if no run is finished.
+        One row for each run and round that the table reads: the cell's labels (None on an axis that the cell lacks),
+        ``round``, ``seed``, the measures and the noted metrics, ``seconds`` of training and the job's ``folder``.
+        Empty, without columns, if no run is finished.
     """
     axes = list(dict.fromkeys(axis for cell, _ in jobs for axis in cell.labels))
     rows = []
@@ -54,7 +54,8 @@ def _rows_of_job(experiment: Experiment, axes: Sequence[str], cell: Cell, job: J
     for round, own in experiment.read_at(job.rounds).items():
         row = {axis: cell.labels.get(axis) for axis in axes}
         row |= {"round": round, "seed": job.seed}
-        row |= {name: measure(experiment, run, name, own) for name in experiment.measures}
+        for name in (*experiment.measures, *experiment.noted):
+            row[name] = measure(experiment, run, name, own)
         rows.append(row | {"seconds": seconds, "folder": str(job.folder)})
     return rows
 
@@ -104,14 +105,14 @@ def _starred(name: str) -> str:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Read a results file; an empty table if there is none.
+    """Read a results file; an empty table if there is none, or if no run of it was finished.
 
     Raises:
         ConfigurationError: the file is no results file.
     """
     try:
         results = pd.read_csv(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, pd.errors.EmptyDataError):
         return pd.DataFrame()
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"expected a results file of reproduce, got {path}: {error}") from None

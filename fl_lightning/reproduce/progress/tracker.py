@@ -151,13 +151,18 @@ class Tracker:
         for experiment in by_id.values():
             own_rows = [row for row in self.rows if row.experiment.id == experiment.id]
             jobs = [job for row in own_rows for job in row.jobs]
-            if experiment.id in self._looked_at or not any(self.rounds(job) for job in jobs):
+            if experiment.id in self._looked_at or not any(self._has_validated(job) for job in jobs):
                 continue
             self._looked_at.add(experiment.id)
             lines += [f"{line}; {KEPT}" for line in unknown_measures(experiment, jobs)]
             chosen = with_measure(experiment, jobs)
             self.rows = [replace(row, experiment=chosen) if row.experiment is experiment else row for row in self.rows]
         return lines
+
+    def _has_validated(self, job: Job) -> bool:
+        """Tell whether a job has done the first round after which it logs all of its metrics."""
+        every = job.config.get("trainer", {}).get("check_val_every_n_epoch") or 1
+        return self.rounds(job) >= min(every, job.rounds)
 
     def rounds(self, job: Job) -> int:
         """Number of rounds that a job has done."""
