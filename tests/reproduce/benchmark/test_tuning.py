@@ -15,6 +15,7 @@ from fl_lightning.reproduce.benchmark.tuning import in_tries, name_of, tuned, wi
 from fl_lightning.reproduce.command import command
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment, Tuning
 from fl_lightning.reproduce.experiments.papers import experiments, find
+from fl_lightning.reproduce.experiments.scale import at_scale
 from fl_lightning.reproduce.run_options import RunOptions
 
 # Between them, these have all methods of the benchmark.
@@ -95,7 +96,7 @@ def test_all_problems_take_methods_of_three() -> None:
     assert len(tuned_experiments) >= len(TUNED)
     for each in tuned_experiments:
         assert {cell.labels["method"] for cell in each.cells} <= known
-        in_tries(each)  # refuses unequal budgets
+        in_tries(at_scale("full", each))  # refuses unequal budgets
 
 
 @pytest.mark.parametrize("id", TUNED)
