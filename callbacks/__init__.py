@@ -45,6 +45,7 @@ from fl_lightning.callbacks.client.feddecorr import FedDecorr as FedDecorr
 from fl_lightning.callbacks.client.feddyn import FedDyn as FedDyn
 from fl_lightning.callbacks.client.fedgam import FedGAM as FedGAM
 from fl_lightning.callbacks.client.fedgamcv import FedGAMCV as FedGAMCV
+from fl_lightning.callbacks.client.fedinit import FedInit as FedInit
 from fl_lightning.callbacks.client.fedlc import FedLC as FedLC
 from fl_lightning.callbacks.client.fedlesam import FedLESAM as FedLESAM
 from fl_lightning.callbacks.client.fedntd import FedNTD as FedNTD
@@ -52,7 +53,9 @@ from fl_lightning.callbacks.client.fedprox import FedProx as FedProx
 from fl_lightning.callbacks.client.fedrs import FedRS as FedRS
 from fl_lightning.callbacks.client.fedsam import FedSAM as FedSAM
 from fl_lightning.callbacks.client.fedsmoo import FedSMOO as FedSMOO
+from fl_lightning.callbacks.client.fedspeed import FedSpeed as FedSpeed
 from fl_lightning.callbacks.client.focal import FocalLoss as FocalLoss
+from fl_lightning.callbacks.client.mofedsam import MoFedSAM as MoFedSAM
 from fl_lightning.callbacks.client.moon import MOON as MOON
 from fl_lightning.callbacks.client.scaffold import Scaffold as Scaffold
 from fl_lightning.callbacks.personal.apfl import APFL as APFL

@@ -137,6 +137,8 @@ ALLOWED = {
     "ServerFT",
     "FedACG",
     "FedADMM",
+    "FedInit",
+    "FedSpeed",
     "FedLESAM",
     "FedProx",
     "FocalLoss",
