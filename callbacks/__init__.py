@@ -53,6 +53,7 @@ from fl_lightning.callbacks.client.fedprox import FedProx as FedProx
 from fl_lightning.callbacks.client.fedrs import FedRS as FedRS
 from fl_lightning.callbacks.client.fedsam import FedSAM as FedSAM
 from fl_lightning.callbacks.client.fedsmoo import FedSMOO as FedSMOO
+from fl_lightning.callbacks.client.fedsol import FedSOL as FedSOL
 from fl_lightning.callbacks.client.fedspeed import FedSpeed as FedSpeed
 from fl_lightning.callbacks.client.focal import FocalLoss as FocalLoss
 from fl_lightning.callbacks.client.mofedsam import MoFedSAM as MoFedSAM

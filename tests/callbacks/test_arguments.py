@@ -58,6 +58,8 @@ REFUSED: list[tuple[str, str, tuple[Any, ...], str, dict[str, Any]]] = [
     ("FedSAM", "rho", (-0.1, nan, inf), FINITE, {}),
     ("FedSMOO", "penalty", (-0.1, nan, inf), POSITIVE, {}),
     ("FedSMOO", "rho", (-0.1, nan, inf), FINITE, {}),
+    ("FedSOL", "rho", (-0.1, nan, inf), FINITE, {}),
+    ("FedSOL", "temperature", (0.0, nan, inf), POSITIVE, {}),
     ("FedSpeed", "alpha", (-0.1, 1.1, nan), "in [0, 1]", {}),
     ("FedSpeed", "penalty", (0.0, -0.1, nan, inf), POSITIVE, {}),
     ("FedSpeed", "rho", (-0.1, nan, inf), FINITE, {}),

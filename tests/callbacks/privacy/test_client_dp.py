@@ -138,6 +138,7 @@ ALLOWED = {
     "FedACG",
     "FedADMM",
     "FedInit",
+    "FedSOL",
     "FedSpeed",
     "FedLESAM",
     "FedProx",
