@@ -18,6 +18,7 @@ from fl_lightning.callbacks.server.fedopt import FedAdam as FedAdam
 from fl_lightning.callbacks.server.fedbuff import FedAsync as FedAsync
 from fl_lightning.callbacks.server.fedavg import FedAvg as FedAvg
 from fl_lightning.callbacks.server.fedavgm import FedAvgM as FedAvgM
+from fl_lightning.callbacks.server.fedawa import FedAWA as FedAWA
 from fl_lightning.callbacks.server.fedbe import FedBE as FedBE
 from fl_lightning.callbacks.server.fedbuff import FedBuff as FedBuff
 from fl_lightning.callbacks.server.feddf import FedDF as FedDF

@@ -40,8 +40,8 @@ class FedSOL(FederatedCallback):
     divergence of the client's class probabilities from those of the model that the client starts from, at the
     temperature τ, and Λ says for each parameter how far it has moved (:func:`strength`): ``fedsol_adaptive`` of the
     released code, whose other form has Λ = 1. At a client's start Λ is zero, and the step is FedAvg's. The teacher is
-    in evaluation mode, without a second pass the loss is logged at w, and the pass at the perturbed point changes no
-    BatchNorm statistics. A step costs two passes, the teacher's forward pass and one backward pass more.
+    in evaluation mode. Loss, metrics and BatchNorm statistics are those at w. A step costs two passes, the teacher's
+    forward pass and one backward pass more.
 
     Args:
         rho: ρ >= 0, length of the perturbation where Λ is 1; 0 is FedAvg.
