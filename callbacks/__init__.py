@@ -62,6 +62,7 @@ from fl_lightning.callbacks.client.moon import MOON as MOON
 from fl_lightning.callbacks.client.scaffold import Scaffold as Scaffold
 from fl_lightning.callbacks.personal.apfl import APFL as APFL
 from fl_lightning.callbacks.personal.ditto import Ditto as Ditto
+from fl_lightning.callbacks.personal.fedala import FedALA as FedALA
 from fl_lightning.callbacks.personal.fedbabu import FedBABU as FedBABU
 from fl_lightning.callbacks.personal.fedbn import FedBN as FedBN
 from fl_lightning.callbacks.personal.fedproto import FedProto as FedProto

@@ -40,8 +40,8 @@ class FedSOL(FederatedCallback):
     divergence of the client's class probabilities from those of the model that the client starts from, at the
     temperature τ, and Λ says for each parameter how far it has moved (:func:`strength`): ``fedsol_adaptive`` of the
     released code, whose other form has Λ = 1. At a client's start Λ is zero, and the step is FedAvg's. The teacher is
-    in evaluation mode. Loss, metrics and BatchNorm statistics are those at w. A step costs two passes, the teacher's
-    forward pass and one backward pass more.
+    in evaluation mode. Loss, metrics and BatchNorm statistics are those at w. A step costs three passes and the
+    teacher's forward pass. What rules that are listed after FedSOL add to the loss counts in g, too.
 
     Args:
         rho: ρ >= 0, length of the perturbation where Λ is 1; 0 is FedAvg.
@@ -53,8 +53,9 @@ class FedSOL(FederatedCallback):
     """
 
     settles = frozenset({"local gradient"})
+    stacks = True
 
-    _toward: Tensor | None = None  # (P,) the gradient g of the present step
+    _compares = False  # whether the present pass is the one of g
 
     def __init__(self, rho: float = 1.0, temperature: float = 3.0) -> None:
         check_not_negative(rho=rho)
@@ -63,30 +64,35 @@ class FedSOL(FederatedCallback):
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        self._flat, self._weights, self._toward = orchestrator.flat, weights_at(orchestrator)(run.anchor), None
+        self._weights_at, self._flat, self._compares = weights_at(orchestrator), orchestrator.flat, False
 
     @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
-        if self.rho and self._toward is None:
-            logits, _ = logits_and_targets(self, run, outputs)
-            with evaluating(run.module), torch.no_grad():
-                teacher = functional_call(run.module, self._weights, (forward_inputs(run.module, batch),))
-            known = (teacher.to(logits) / self.temperature).log_softmax(1)
-            student = (logits / self.temperature).log_softmax(1)
-            distance = F.kl_div(student, known, reduction="batchmean", log_target=True)
-            parameters = self._flat.parameters
-            parts = torch.autograd.grad(distance, parameters, retain_graph=True, materialize_grads=True)
-            self._toward = self._flat.join(parts)
-        return loss
+        if not self._compares:
+            return loss
+        logits, _ = logits_and_targets(self, run, outputs)
+        with evaluating(run.module), torch.no_grad():
+            inputs = forward_inputs(run.module, batch)
+            teacher = functional_call(run.module, self._weights_at(run.anchor), (inputs,))
+        known = (teacher.to(logits) / self.temperature).log_softmax(1)
+        student = (logits / self.temperature).log_softmax(1)
+        return F.kl_div(student, known, reduction="batchmean", log_target=True)
 
     @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
         def perturbed_gradient() -> Tensor:
-            assert self._toward is not None
-            moved = self._flat.views(run.params - run.anchor)
-            scale = self._flat.join([strength(part) for part in moved])
-            gradient = run.gradient_at(run.params + scale * along(self._toward, self.rho), closure)
-            self._toward = None
-            return gradient
+            self._compares = True
+            away = run.gradient_at(run.params.clone(), closure)
+            self._compares = False
+            step = self._strength(run.params - run.anchor) * along(away, self.rho)
+            return run.gradient_at(run.params + step, closure)
 
         return following(run, closure, perturbed_gradient) if self.rho else closure
+
+    def _strength(self, moved: Tensor) -> Tensor:
+        """Return Λ (…, P) for what all parameters have moved by (…, P), of one client or several."""
+
+        def of_one(client: Tensor) -> Tensor:
+            return self._flat.join([strength(part) for part in self._flat.views(client)])
+
+        return torch.vmap(of_one)(moved.reshape(-1, moved.shape[-1])).view_as(moved)

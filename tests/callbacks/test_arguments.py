@@ -20,6 +20,8 @@ REFUSED: list[tuple[str, str, tuple[Any, ...], str, dict[str, Any]]] = [
     ("ConflictMonitor", "every", (-1, nan), "a number of rounds, 0 for never", {}),
     ("DominantGradientCorrection", "ratio", (0.0, -0.1, 1.1, nan), "in (0, 1]", {}),
     ("FaultInjection", "fault", ("zero",), "'raise', 'nan', 'inf' or 'huge'", {}),
+    ("FedALA", "lr", (0.0, -1.0, nan, inf), POSITIVE, {"parts": ["head"]}),
+    ("FedALA", "share", (0.0, 1.1, nan), "in (0, 1]", {"parts": ["head"]}),
     ("FedAWA", "epochs", (0,), "at least 1", {}),
     ("FedAWA", "lr", (0.0, -0.1, nan, inf), POSITIVE, {}),
     ("FedAdagrad", "beta1", (-0.1, 1.0, nan), PART, {}),
