@@ -33,6 +33,7 @@ from fl_lightning.callbacks.server.geometric_median import GeometricMedian as Ge
 from fl_lightning.callbacks.server.shrinking import GlobalWeightShrinking as GlobalWeightShrinking
 from fl_lightning.callbacks.server.gh import GradientHarmonization as GradientHarmonization
 from fl_lightning.callbacks.server.krum import Krum as Krum
+from fl_lightning.callbacks.server.last_losses import LastLosses as LastLosses
 from fl_lightning.callbacks.server.mifa import MIFA as MIFA
 from fl_lightning.callbacks.server.norm_clipping import NormClipping as NormClipping
 from fl_lightning.callbacks.server.pcgrad import PCGrad as PCGrad
