@@ -14,7 +14,7 @@ class MoFedSAM(FedCM):
     """Mixes the last round's direction into each client's gradient taken uphill, for flat minima (Qu et al., 2022).
 
     A client follows α g(w_k + ρ g / ‖g‖) + (1 - α) Δ: :class:`FedSAM`'s gradient in :class:`FedCM`'s mixture. The
-    ascent step is along the client's own gradient, without Δ, as in Algorithm 1 and in the code of FL-Simulator.
+    ascent step is along the client's own gradient, without Δ, as in FL-Simulator, the code of FedSpeed's authors.
 
     Args:
         alpha: α in (0, 1], share of the client's gradient; 1 is FedSAM.

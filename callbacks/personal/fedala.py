@@ -25,16 +25,16 @@ SPREAD = 0.1  # … by their standard deviation, as in the released code
 EPOCHS = 100  # largest number of epochs of a first learning
 
 
-def adapted(weights: Tensor, gradient: Tensor, apart: Tensor, lr: float) -> Tensor:
+def adapt_weights(weights: Tensor, gradient: Tensor, apart: Tensor, lr: float) -> Tensor:
     """Take a step of the weights W of the mixture own + W ∘ (global - own), and bring them back to [0, 1].
 
     More of the global model would raise the loss in the first entry, lower it in the second, and lower it in the third,
     which has all of it already:
 
     >>> import torch
-    >>> from fl_lightning.callbacks.personal.fedala import adapted
+    >>> from fl_lightning.callbacks.personal.fedala import adapt_weights
     >>> gradient, apart = torch.tensor([1.0, -0.5, -1.0]), torch.tensor([0.5, 0.5, 1.0])
-    >>> adapted(torch.tensor([1.0, 0.0, 1.0]), gradient, apart, lr=1.0)
+    >>> adapt_weights(torch.tensor([1.0, 0.0, 1.0]), gradient, apart, lr=1.0)
     tensor([0.5000, 0.2500, 1.0000])
 
     Args:
@@ -46,7 +46,7 @@ def adapted(weights: Tensor, gradient: Tensor, apart: Tensor, lr: float) -> Tens
     return (weights - lr * gradient * apart).clamp(0, 1)
 
 
-def settled(losses: Sequence[float]) -> bool:
+def has_settled(losses: Sequence[float]) -> bool:
     """Tell whether the losses (…) of a first learning's epochs change little any more, or there are many."""
     recent = torch.tensor(losses[-WINDOW:])
     return len(losses) >= EPOCHS or (len(losses) > WINDOW and float(recent.std(correction=0)) < SPREAD)
@@ -56,12 +56,13 @@ class FedALA(FederatedCallback):
     """Starts each client from a mixture of its own and the global model, learned for each entry (Zhang et al., 2023).
 
     In the upper layers a client starts from v + W ∘ (w - v), where v is its model at the end of its last participation,
-    and W in [0, 1] is kept from round to round (eq. 4 and Algorithm 1); below them, and in its first participation, it
+    and W in [0, 1] is kept from round to round (Algorithm 1); below them, and in its first participation, it
     starts from the global model w. W starts at 1 and learns on a share of the client's batches, in evaluation mode, by
     W ← clip(W - η ∇f ∘ (w - v)): once through them, at first until the losses of ten epochs have a standard deviation
-    below 0.1, and for 100 epochs at most. A client is served by the mixture from which it would train next. The server
-    averages the clients' models. The released code takes a run of successive examples as the share, has no largest
-    number of epochs, and lets clients mix their model in the rounds in which they do not train, too.
+    below 0.1, and for 100 epochs at most. A client is served by the mixture from which it would train next, for which
+    W learns each time. The server averages the clients' models. The released code takes a run of successive examples as
+    the share, has no largest number of epochs, and lets clients mix their model in the rounds in which they do not
+    train, too.
 
     Args:
         parts: names of the parameters or submodules of the upper layers, such as the head.
@@ -119,11 +120,11 @@ class FedALA(FederatedCallback):
         mixture = params.clone()
         losses: list[float] = []
         with orchestrator.server_side(f"fedala {client}"), evaluating(orchestrator.client):
-            while not losses or (is_first and not settled(losses)):
+            while not losses or (is_first and not has_settled(losses)):
                 for batch in known:
                     mixture[self._upper] = torch.lerp(own, received, weights)
                     loss, gradient = orchestrator.loss_and_gradient(mixture, batch)
-                    weights = adapted(weights, gradient[self._upper], apart, self.lr)
+                    weights = adapt_weights(weights, gradient[self._upper], apart, self.lr)
                 losses.append(float(loss))
         mixture[self._upper] = torch.lerp(own, received, weights)
         return mixture, weights

@@ -7,8 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.datamodules.cohorts.sampling import PowerOfChoice
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, PowerOfChoice, Server
 
 
 class LastLosses(FederatedCallback):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedALA
-from fl_lightning.callbacks.personal.fedala import EPOCHS, adapted, settled
+from fl_lightning.callbacks.personal.fedala import EPOCHS, adapt_weights, has_settled
 
 
 def fit(rule: FedALA, rounds: int = 3, **data: Any) -> tuple[Tensor, list[Tensor]]:
@@ -74,19 +74,19 @@ def test_weights_stay_in_their_range() -> None:
     """At every scale; without a gradient, or where both models are one, they stay as they are."""
     weights, draw = torch.rand(6, dtype=torch.float64), torch.linspace(-1, 1, 6).double()
     for scale in (1e-9, 1.0, 1e9):
-        new = adapted(weights, scale * draw, draw.flip(0), 1.0)
+        new = adapt_weights(weights, scale * draw, draw.flip(0), 1.0)
         assert bool(((new >= 0) & (new <= 1)).all())
-    assert torch.equal(adapted(weights, 0 * draw, draw, 1.0), weights)
-    assert torch.equal(adapted(weights, draw, 0 * draw, 1.0), weights)
+    assert torch.equal(adapt_weights(weights, 0 * draw, draw, 1.0), weights)
+    assert torch.equal(adapt_weights(weights, draw, 0 * draw, 1.0), weights)
 
 
 def test_when_a_first_learning_ends() -> None:
     """Eleven losses, of which the last ten lie close together; losses that never do end, too."""
-    assert not settled([1.0] * 10)
-    assert settled([9.0] + [1.0] * 10)
-    assert not settled([1.0] * 10 + [2.0])
-    assert not settled([0.0, 1.0] * (EPOCHS // 2 - 1))
-    assert settled([0.0, 1.0] * (EPOCHS // 2))
+    assert not has_settled([1.0] * 10)
+    assert has_settled([9.0] + [1.0] * 10)
+    assert not has_settled([1.0] * 10 + [2.0])
+    assert not has_settled([0.0, 1.0] * (EPOCHS // 2 - 1))
+    assert has_settled([0.0, 1.0] * (EPOCHS // 2))
 
 
 def test_a_share_of_the_batches() -> None:
