@@ -27,6 +27,7 @@ from fl_lightning.callbacks import (
     DominantGradientCorrection,
     FedAdagrad,
     FedAdam,
+    FedALA,
     FedAsync,
     FedAvg,
     FedAvgM,
@@ -142,6 +143,7 @@ def personal_rules(head: str) -> dict[str, Make]:
         "PerFedAvg": lambda: PerFedAvg(0.1),
         "FedROD": lambda: FedROD([head]),
         "FineTuning": FineTuning,
+        "FedALA": lambda: FedALA([head]),
     }
 
 
