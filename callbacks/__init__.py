@@ -18,6 +18,7 @@ from fl_lightning.callbacks.server.fedopt import FedAdam as FedAdam
 from fl_lightning.callbacks.server.fedbuff import FedAsync as FedAsync
 from fl_lightning.callbacks.server.fedavg import FedAvg as FedAvg
 from fl_lightning.callbacks.server.fedavgm import FedAvgM as FedAvgM
+from fl_lightning.callbacks.server.fedawa import FedAWA as FedAWA
 from fl_lightning.callbacks.server.fedbe import FedBE as FedBE
 from fl_lightning.callbacks.server.fedbuff import FedBuff as FedBuff
 from fl_lightning.callbacks.server.feddf import FedDF as FedDF
@@ -32,6 +33,7 @@ from fl_lightning.callbacks.server.geometric_median import GeometricMedian as Ge
 from fl_lightning.callbacks.server.shrinking import GlobalWeightShrinking as GlobalWeightShrinking
 from fl_lightning.callbacks.server.gh import GradientHarmonization as GradientHarmonization
 from fl_lightning.callbacks.server.krum import Krum as Krum
+from fl_lightning.callbacks.server.last_losses import LastLosses as LastLosses
 from fl_lightning.callbacks.server.mifa import MIFA as MIFA
 from fl_lightning.callbacks.server.norm_clipping import NormClipping as NormClipping
 from fl_lightning.callbacks.server.pcgrad import PCGrad as PCGrad
@@ -45,6 +47,7 @@ from fl_lightning.callbacks.client.feddecorr import FedDecorr as FedDecorr
 from fl_lightning.callbacks.client.feddyn import FedDyn as FedDyn
 from fl_lightning.callbacks.client.fedgam import FedGAM as FedGAM
 from fl_lightning.callbacks.client.fedgamcv import FedGAMCV as FedGAMCV
+from fl_lightning.callbacks.client.fedinit import FedInit as FedInit
 from fl_lightning.callbacks.client.fedlc import FedLC as FedLC
 from fl_lightning.callbacks.client.fedlesam import FedLESAM as FedLESAM
 from fl_lightning.callbacks.client.fedntd import FedNTD as FedNTD
@@ -52,11 +55,15 @@ from fl_lightning.callbacks.client.fedprox import FedProx as FedProx
 from fl_lightning.callbacks.client.fedrs import FedRS as FedRS
 from fl_lightning.callbacks.client.fedsam import FedSAM as FedSAM
 from fl_lightning.callbacks.client.fedsmoo import FedSMOO as FedSMOO
+from fl_lightning.callbacks.client.fedsol import FedSOL as FedSOL
+from fl_lightning.callbacks.client.fedspeed import FedSpeed as FedSpeed
 from fl_lightning.callbacks.client.focal import FocalLoss as FocalLoss
+from fl_lightning.callbacks.client.mofedsam import MoFedSAM as MoFedSAM
 from fl_lightning.callbacks.client.moon import MOON as MOON
 from fl_lightning.callbacks.client.scaffold import Scaffold as Scaffold
 from fl_lightning.callbacks.personal.apfl import APFL as APFL
 from fl_lightning.callbacks.personal.ditto import Ditto as Ditto
+from fl_lightning.callbacks.personal.fedala import FedALA as FedALA
 from fl_lightning.callbacks.personal.fedbabu import FedBABU as FedBABU
 from fl_lightning.callbacks.personal.fedbn import FedBN as FedBN
 from fl_lightning.callbacks.personal.fedproto import FedProto as FedProto

@@ -88,6 +88,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers run it, _homes 
     from fl_lightning.datamodules.cohorts.sampling import UniformSampler as UniformSampler
     from fl_lightning.datamodules.cohorts.sampling import PoissonSampler as PoissonSampler
     from fl_lightning.datamodules.cohorts.sampling import SizeSampler as SizeSampler
+    from fl_lightning.datamodules.cohorts.sampling import PowerOfChoice as PowerOfChoice
     from fl_lightning.datamodules.cohorts.sampling import RoundRobinSampler as RoundRobinSampler
     from fl_lightning.datamodules.cohorts.sampling import FixedSchedule as FixedSchedule
     from fl_lightning.datamodules.cohorts.arrivals import ArrivalSampler as ArrivalSampler

@@ -18,7 +18,8 @@ class FedDyn(FederatedCallback):
     Σ ∇f_i = 0. The dual step -h/α is added to the weighted sum: server momentum that is listed after FedDyn includes
     the dual step; rules that are listed before FedDyn do not see the dual step.
 
-    FedDyn together with :class:`FedSAM` is FedSpeed (Sun et al., 2023) in its released form.
+    FedDyn together with :class:`FedSAM` is FedSpeed (Sun et al., 2023) in its released form; :class:`FedSpeed` is the
+    paper's Algorithm 1.
 
     The released code differs from Algorithm 1 in two settings. It gives client i the weight α_i = α / (N n_i / Σ n) in
     place of α, in the local objective and in the step of λ_i, where n_i is the client's number of examples and the sum

@@ -60,6 +60,10 @@ class CAGrad(FederatedCallback):
     than the average: one client alone gives 1 + c times its update. The released code of the paper's experiments
     divides the step by 1 + c² (its ``rescale=1``); Algorithm 1 does not.
 
+    FedOMG (Nguyen et al., 2025) is this rule with ``rescale`` and uniform weights, as its released code for federated
+    learning has it. Its code for domain generalization first multiplies each update by the client's share of the
+    examples.
+
     Args:
         c: radius in [0, 1), in units of ‖g0‖; 0 is FedAvg.
         rescale: whether the step is divided by 1 + c², as in the released code.

@@ -50,7 +50,9 @@ class GradientHarmonization(FederatedCallback):
     Zhang et al., "Tackling the Non-IID Issue in Heterogeneous Federated Learning by Gradient Harmonization", Algorithm
     1. Each update is projected off the updates that it conflicts with. Updates can stand for the paper's gradients,
     since a projection depends on the direction of the other vector and not on its length: the learning rate cancels.
-    The first denominator of eq. (1) is read as ‖g̃_j‖², as in Algorithm 1.
+    The first denominator of eq. (1) is read as ‖g̃_j‖², as in Algorithm 1. Another method of this name, "FedGH:
+    Heterogeneous Federated Learning with Generalized Global Header" (Yi et al., 2023), trains a head on the server for
+    clients with networks of their own; it has no part here.
 
     Args:
         variant: "paper" projects off the updates before correction and leaves the weights alone. "slides" (the authors'

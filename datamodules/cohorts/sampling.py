@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.engine.federation.cohorts import ClientSampler
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, check_at_least
 
 
 class UniformSampler(ClientSampler):
@@ -49,6 +49,49 @@ class SizeSampler(ClientSampler):
     @override
     def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
         return torch.multinomial(sizes.double(), num_clients, generator=generator)
+
+
+class PowerOfChoice(ClientSampler):
+    """Draws candidates by size, and of these takes the K whose last training loss is largest (Cho et al., 2022).
+
+    Power-of-choice in its form without further messages: a candidate is drawn with probability n_k / Σn over those not
+    drawn yet, and its loss is the mean over its local steps when it last took part. Clients that have never taken part
+    come first, in the order of the draw. The rule ``LastLosses`` keeps the losses, and must be listed. A cohort is
+    known when its round begins, not before.
+
+    Args:
+        candidates: d, number of candidates, at least ``participation``; with as many as that, the draw is by size
+            alone. At most all clients that have data are candidates.
+
+    Attributes:
+        losses: by round, the clients' last losses (N,) before that round, infinite for those that have none.
+
+    Raises:
+        ConfigurationError: ``candidates`` is less than 1; in a fit, less than K; the losses before a round are not
+            known.
+    """
+
+    def __init__(self, candidates: int) -> None:
+        check_at_least(1, candidates=candidates)
+        self.candidates = candidates
+        self.losses: dict[int, Tensor] = {}
+
+    @override
+    def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
+        if self.candidates < num_clients:
+            raise ConfigurationError(
+                f"PowerOfChoice needs candidates of at least the clients per round, got {self.candidates} for "
+                f"{num_clients}: raise candidates, or lower participation"
+            )
+        if round not in self.losses:
+            raise ConfigurationError(
+                f"PowerOfChoice draws by the losses before a round, which are not known for round {round}: list the "
+                "rule LastLosses, and nothing that asks for the cohorts of later rounds, such as SaveCohorts"
+            )
+        count = min(self.candidates, int((sizes > 0).sum()))
+        drawn = torch.multinomial(sizes.double(), count, generator=generator)
+        order = self.losses[round][drawn].argsort(descending=True, stable=True)
+        return drawn[order[:num_clients]]
 
 
 class RoundRobinSampler(ClientSampler):

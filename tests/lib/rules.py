@@ -27,6 +27,7 @@ from fl_lightning.callbacks import (
     DominantGradientCorrection,
     FedAdagrad,
     FedAdam,
+    FedALA,
     FedAsync,
     FedAvg,
     FedAvgM,
@@ -54,6 +55,7 @@ from fl_lightning.callbacks import (
     GlobalWeightShrinking,
     GradientHarmonization,
     Krum,
+    LastLosses,
     LocalPart,
     NormClipping,
     PCGrad,
@@ -141,6 +143,7 @@ def personal_rules(head: str) -> dict[str, Make]:
         "PerFedAvg": lambda: PerFedAvg(0.1),
         "FedROD": lambda: FedROD([head]),
         "FineTuning": FineTuning,
+        "FedALA": lambda: FedALA([head]),
     }
 
 
@@ -181,7 +184,7 @@ def _add_the_rest() -> None:
 
 BY_KIND = (WEIGHTINGS, CORRECTIONS, WEIGHERS, FITTED, SHRINKERS, REDUCERS, STEPPERS, REFINERS)
 NAMED = {type(make()) for rules in (*BY_KIND, CLIENT_RULES) for make in rules.values()}
-NAMED |= {FedAsync, FedBuff}  # run with an ArrivalSampler alone
+NAMED |= {FedAsync, FedBuff, LastLosses}  # run with an ArrivalSampler alone, or with PowerOfChoice
 _add_the_rest()
 SERVER_RULES = {name: make for rules in BY_KIND for name, make in rules.items()}
 

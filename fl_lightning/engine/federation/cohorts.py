@@ -13,6 +13,8 @@ from fl_lightning.errors import ConfigurationError
 class ClientSampler:
     """Draws cohorts. A subclass implements :meth:`draw` and keeps no state, since rounds may be drawn in any order.
 
+    What a draw depends on beside its arguments is set by a rule before the round, by round: see ``LastLosses``.
+
     Attributes:
         num_rounds: number of rounds that the sampler can draw, each of which is drawn once as a check when a fit
             begins; None for any number.

@@ -14,6 +14,7 @@ from fl_lightning import (
     FederatedOrchestrator,
     FixedSchedule,
     PoissonSampler,
+    PowerOfChoice,
     RoundRobinSampler,
     SizeSampler,
     UniformSampler,
@@ -167,3 +168,23 @@ def test_a_schedule_is_tried_out_before_the_first_round(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"got \[7\] in round 2"):
         trainer(capture, rounds=2).fit(FederatedOrchestrator(Quadratic()), datamodule=data)
     assert capture.clients == []
+
+
+def test_power_of_choice_takes_the_largest_losses_of_its_candidates() -> None:
+    """All four with data are candidates: the losses 5 and 4; a client without data is none, whatever its loss.
+
+    With two candidates for two clients, losses do not matter: the draw is that of SizeSampler.
+    """
+    losses = torch.tensor([1.0, 9.0, 5.0, 4.0, 2.0])
+    for candidates, expected in ((9, [2, 3]), (2, None)):
+        sampler = PowerOfChoice(candidates)
+        sampler.losses = dict.fromkeys(range(1, 30), losses)
+        for round in range(1, 30):
+            by_size = draw(SizeSampler(), [1, 0, 2, 3, 1], 2, round)
+            assert draw(sampler, [1, 0, 2, 3, 1], 2, round) == (expected or by_size)
+
+
+@pytest.mark.parametrize(("candidates", "message"), [(0, "candidates must be at least 1"), (1, "got 1 for 2: raise")])
+def test_power_of_choice_refuses(candidates: int, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        draw(PowerOfChoice(candidates), [1, 1, 1], 2)
