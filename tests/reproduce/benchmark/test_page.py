@@ -1,0 +1,68 @@
+"""The page of answers: who beats FedAvg, in words and numbers, from results of two problems."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.reproduce.benchmark.page import write_answers
+from fl_lightning.reproduce.benchmark.tuning import in_tries
+from fl_lightning.reproduce.command import command
+from fl_lightning.reproduce.experiments.papers import find
+
+GAINS = {  # over FedAvg, in points
+    "label-skew": {"FedAvgM": 4.0, "FedAdam": 3.0, "FedProx": 0.0, "CAGrad": -2.0, "FedGH": 0.1, "PCGrad": -0.1},
+    "two-classes": {"FedAvgM": 3.0, "FedAdam": 5.0, "FedProx": 0.1, "CAGrad": 0.0, "FedGH": 0.0, "PCGrad": -3.0},
+}
+
+
+def write_results(out: Path, seeds: int = 5) -> None:
+    draw = np.random.default_rng(0)
+    for problem, by_method in GAINS.items():
+        rows = []
+        for seed in range(1, seeds + 1):
+            level = draw.normal(70, 2)
+            for place, (method, gain) in enumerate({"FedAvg": 0.0, **by_method}.items()):
+                noise = 0.0 if method == "FedAvg" else draw.normal(0, 0.2)
+                row = {"method": method, "round": 40, "seed": seed, "top1": level + gain + noise}
+                row |= {"conflict/ratio": 0.5, "conflict/ratio_after": 0.5 - gain / 100, "bytes/total": 1e6}
+                rows.append({**row, "seconds": 5.0 + place, "folder": ""})
+        folder = out / "benchmark" / problem
+        folder.mkdir(parents=True)
+        pd.DataFrame(rows).to_csv(folder / "results.csv", index=False)
+
+
+def test_answers(tmp_path: Path) -> None:
+    write_results(tmp_path)
+    tries = in_tries(find("benchmark/label-skew")[0])
+    folder = tmp_path / tries.id
+    folder.mkdir(parents=True)
+    rows = [{**cell.labels, "round": 40, "seed": 0, "top1": 50.0, "seconds": 36.0} for cell in tries.cells[:4]]
+    pd.DataFrame(rows).to_csv(folder / "results.csv", index=False)
+
+    page = tmp_path / "docs" / "answers.md"
+    assert command(["reproduce", "--answers", str(page), "--out", str(tmp_path)]) == 0
+    text = page.read_text()
+    first = text[: text.index("## If your clients")]
+    assert "| [label-skew](#label-skew) |" in first
+    assert "| 2 of 6 | FedAvgM +3.9 ± 0.1, FedAdam +2.9" in first
+    advice = text[text.index("## If your clients") : text.index("## Does a winner")]
+    assert "**FedAvgM**, +" in advice
+    assert "**FedAdam**, +" in advice
+    assert "to FedAvgM), at 1.4 times FedAvg's time" in advice  # 7 s and 5 s
+    assert "clearly better than FedAvg: FedProx, FedGH, CAGrad, PCGrad." in advice
+    assert "CAGrad (1)" in advice
+    assert "| FedAdam | **+2.9** | **+4.9** |" in text
+    assert "| CAGrad | **−2.0** | +" in text
+    correlation = text[text.index("points over FedAvg* is ") :].split()[4]
+    assert float(correlation) > 0.9  # by construction
+    assert "| FedAvg | optimizer.lr 0.1, server_optimizer.lr 1.0 | 50.0 |" in text
+    assert page.with_suffix(".png").stat().st_size > 10_000
+
+
+def test_few_seeds_answer_nothing(tmp_path: Path) -> None:
+    write_results(tmp_path, seeds=2)
+    with pytest.raises(ConfigurationError, match="no tuned experiment has three seeds"):
+        write_answers(tmp_path, str(tmp_path / "answers.md"))
