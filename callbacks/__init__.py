@@ -9,6 +9,7 @@ from fl_lightning.callbacks.server.afl import AFL as AFL
 from fl_lightning.callbacks.server.bulyan import Bulyan as Bulyan
 from fl_lightning.callbacks.server.cagrad import CAGrad as CAGrad
 from fl_lightning.callbacks.server.centred_clipping import CentredClipping as CentredClipping
+from fl_lightning.callbacks.server.conflict_free import ConFIG as ConFIG
 from fl_lightning.callbacks.server.median import CoordinateMedian as CoordinateMedian
 from fl_lightning.callbacks.server.dnc import DnC as DnC
 from fl_lightning.callbacks.server.dgc import DominantGradientCorrection as DominantGradientCorrection
