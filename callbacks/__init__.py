@@ -13,6 +13,7 @@ from fl_lightning.callbacks.server.conflict_free import ConFIG as ConFIG
 from fl_lightning.callbacks.server.median import CoordinateMedian as CoordinateMedian
 from fl_lightning.callbacks.server.dnc import DnC as DnC
 from fl_lightning.callbacks.server.dgc import DominantGradientCorrection as DominantGradientCorrection
+from fl_lightning.callbacks.server.fairgrad import FairGrad as FairGrad
 from fl_lightning.callbacks.server.fedacg import FedACG as FedACG
 from fl_lightning.callbacks.server.fedopt import FedAdagrad as FedAdagrad
 from fl_lightning.callbacks.server.fedopt import FedAdam as FedAdam
@@ -34,6 +35,7 @@ from fl_lightning.callbacks.server.shrinking import GlobalWeightShrinking as Glo
 from fl_lightning.callbacks.server.gh import GradientHarmonization as GradientHarmonization
 from fl_lightning.callbacks.server.krum import Krum as Krum
 from fl_lightning.callbacks.server.mifa import MIFA as MIFA
+from fl_lightning.callbacks.server.nash_mtl import NashMTL as NashMTL
 from fl_lightning.callbacks.server.norm_clipping import NormClipping as NormClipping
 from fl_lightning.callbacks.server.pcgrad import PCGrad as PCGrad
 from fl_lightning.callbacks.server.qfedavg import QFedAvg as QFedAvg
