@@ -33,6 +33,7 @@ from fl_lightning.callbacks.server.fedopt import FedYogi as FedYogi
 from fl_lightning.callbacks.server.geometric_median import GeometricMedian as GeometricMedian
 from fl_lightning.callbacks.server.shrinking import GlobalWeightShrinking as GlobalWeightShrinking
 from fl_lightning.callbacks.server.gh import GradientHarmonization as GradientHarmonization
+from fl_lightning.callbacks.server.gradvac import GradVac as GradVac
 from fl_lightning.callbacks.server.krum import Krum as Krum
 from fl_lightning.callbacks.server.mifa import MIFA as MIFA
 from fl_lightning.callbacks.server.nash_mtl import NashMTL as NashMTL
