@@ -14,6 +14,7 @@ from fl_lightning.callbacks.server.median import CoordinateMedian as CoordinateM
 from fl_lightning.callbacks.server.dnc import DnC as DnC
 from fl_lightning.callbacks.server.dgc import DominantGradientCorrection as DominantGradientCorrection
 from fl_lightning.callbacks.server.fairgrad import FairGrad as FairGrad
+from fl_lightning.callbacks.server.famo import FAMO as FAMO
 from fl_lightning.callbacks.server.fedacg import FedACG as FedACG
 from fl_lightning.callbacks.server.fedopt import FedAdagrad as FedAdagrad
 from fl_lightning.callbacks.server.fedopt import FedAdam as FedAdam
