@@ -28,6 +28,7 @@ from fl_lightning.callbacks.server.feddisco import FedDisco as FedDisco
 from fl_lightning.callbacks.server.fedexp import FedExP as FedExP
 from fl_lightning.callbacks.server.fedfv import FedFV as FedFV
 from fl_lightning.callbacks.server.fedlaw import FedLAW as FedLAW
+from fl_lightning.callbacks.server.fedlf import FedLF as FedLF
 from fl_lightning.callbacks.server.fedmgda import FedMGDAPlus as FedMGDAPlus
 from fl_lightning.callbacks.server.fednova import FedNova as FedNova
 from fl_lightning.callbacks.server.fedopt import FedYogi as FedYogi
