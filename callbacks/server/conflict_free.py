@@ -34,12 +34,14 @@ def conflict_free_weights(gram: Tensor, weights: Tensor) -> Tensor:
     """
     lengths = gram.diagonal().sqrt()
     angles = cosines(gram)
-    solved = torch.linalg.pinv(angles, rtol=EPSILON, hermitian=True) @ weights
+    solved: Tensor = torch.linalg.pinv(angles, rtol=EPSILON, hermitian=True) @ weights
     reached = angles @ solved  # λ, or the nearest cosines that there are
     squared = solved @ reached  # ‖u‖² before u is scaled
     if squared <= EPSILON * (weights @ weights):
         return torch.zeros_like(weights)
-    return torch.where(lengths > 0, solved / lengths, 0.0) * (lengths @ reached) / squared
+    coefficients = torch.where(lengths > 0, solved / lengths, 0.0)
+    length = lengths @ reached  # of the step, times ‖u‖
+    return coefficients * (length / squared)
 
 
 class ConFIG(FederatedCallback):

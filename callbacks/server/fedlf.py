@@ -38,7 +38,7 @@ def evening(losses: Tensor) -> Tensor:
     if not losses.any():
         return torch.zeros_like(losses)
     unit = losses / losses.norm()
-    leaning = (unit @ even) * unit - even
+    leaning: Tensor = (unit @ even) * unit - even
     return leaning.masked_fill(leaning.abs() <= EPSILON, 0.0)
 
 
