@@ -1,6 +1,6 @@
 """FedLF: in every layer, a step that helps all clients, and evens their losses."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 import torch
@@ -11,7 +11,6 @@ from fl_lightning import Cohort, Server, cosines
 from fl_lightning.callbacks.server.client_losses import ClientLosses
 from fl_lightning.callbacks.server.fedmgda import shortest_combination
 from fl_lightning.engine.updates.gram import EPSILON
-from fl_lightning.engine.updates.updates import Updates
 
 CANCELLED = 1e-9  # squared length of a combination of unit vectors; a shorter one is the solver's rounding
 
@@ -81,11 +80,12 @@ def fair_descent(gram: Tensor, leaning: Tensor) -> Tensor:
     return torch.where(lengths > 0, lengths[: len(leaning)].mean() * found / lengths, 0.0)
 
 
-def by_layer(updates: Updates, sizes: Iterable[int], leaning: Tensor) -> list[tuple[int, Tensor]]:
+def by_layer(gram: Callable[[int, int], Tensor], sizes: Iterable[int], leaning: Tensor) -> list[tuple[int, Tensor]]:
     """Compute :func:`fair_descent` in each layer; one that is left without a direction joins the next, or the last.
 
     Args:
-        updates: (M, P) updates, first those of the K clients of the cohort.
+        gram: function from two columns to the (M, M) inner products of the updates over the columns from one to the
+            other; first come the updates of the K clients of the cohort.
         sizes: number of parameters of each layer, with the sum P.
         leaning: (K,) coefficients of the evening update.
 
@@ -97,14 +97,14 @@ def by_layer(updates: Updates, sizes: Iterable[int], leaning: Tensor) -> list[tu
     start = 0
     stop = 0
     for stop in accumulate(sizes):
-        coefficients = fair_descent(updates.gram(start, stop), leaning)
+        coefficients = fair_descent(gram(start, stop), leaning)
         if coefficients.any():
             layers.append((stop - start, coefficients))
             start = stop
     while start < stop and layers:
         size, _ = layers.pop()
         start -= size
-        coefficients = fair_descent(updates.gram(start, stop), leaning)
+        coefficients = fair_descent(gram(start, stop), leaning)
         if coefficients.any():
             layers.append((stop - start, coefficients))
             break
@@ -133,26 +133,28 @@ class FedLF(ClientLosses):
     @override
     def reduce(self, orchestrator: Server, cohort: Cohort) -> Tensor:
         own = [cohort.combine(row) for row in cohort.mixing]
-        updates = Updates.of(torch.stack(own + self._absent(cohort)))
+        members = cohort.replace(deltas=torch.stack(own + self._absent(cohort)))
         sizes = [part.numel() for part in orchestrator.split(cohort.anchor)]
-        layers = by_layer(updates, sizes, evening(self.losses(cohort)))
+        layers = by_layer(members.updates.gram, sizes, evening(self.losses(cohort)))
         self._remember(cohort, own)
         step = torch.zeros_like(cohort.anchor)
         if not layers:
             return step
         lengths = torch.tensor([size for size, _ in layers])
         coefficients = torch.stack([row for _, row in layers])  # (L, M)
-        for update, factors in zip(updates.rows(), coefficients.T, strict=True):
+        for update, factors in zip(members.rows(), coefficients.T, strict=True):
             step += factors.repeat_interleave(lengths).to(update) * update
         size = len(own)
-        mean = updates.gram()[:size, :size].mean().clamp(min=0).sqrt()
+        mean = members.gram[:size, :size].mean().clamp(min=0).sqrt()
         return step * (float(mean) / float(step.double().norm()))
 
     def _absent(self, cohort: Cohort) -> list[Tensor]:
         """Return the last updates (P,) of the clients that are away, and took part in the last τ rounds."""
-        last = {
-            int(name.removeprefix("round/")): int(self.state[name]) for name in self.state if name.startswith("round/")
-        }
+        last: dict[int, int] = {}  # by client, the last round that it took part in
+        for name in self.state:
+            kind, client = name.split("/")
+            if kind == "round":
+                last[int(client)] = int(self.state[name])
         recent = cohort.round - len(last) // len(cohort.clients)
         away = [client for client in sorted(last) if client not in cohort.clients and last[client] >= recent]
         return [self.recall(f"update/{client}", cohort.anchor) for client in away]

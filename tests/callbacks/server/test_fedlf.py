@@ -92,7 +92,7 @@ def released() -> Tensor:
 
 def direction(updates: Tensor, sizes: list[int], losses: list[float]) -> Tensor:
     """(P,) the layers' directions, one after another; in a layer without one, zero."""
-    layers = by_layer(Updates.of(updates), sizes, evening(torch.tensor(losses, dtype=torch.float64)))
+    layers = by_layer(Updates.of(updates).gram, sizes, evening(torch.tensor(losses, dtype=torch.float64)))
     lengths = torch.tensor([size for size, _ in layers])
     factors = torch.stack([coefficients for _, coefficients in layers])
     return (factors.T.repeat_interleave(lengths, 1) * updates).sum(0)
@@ -148,11 +148,11 @@ def test_layers_join_where_updates_cancel() -> None:
     """Columns: 1 that cancels, 2 orthogonal, 1 that cancels: a layer joins the next, the last the one before."""
     updates = torch.tensor([[1.0, 2.0, 0.0, 1.0], [-1.0, 0.0, 2.0, -1.0]], dtype=torch.float64)
     even = torch.zeros(2, dtype=torch.float64)
-    assert [size for size, _ in by_layer(Updates.of(updates), [1, 2, 1], even)] == [4]
-    assert [size for size, _ in by_layer(Updates.of(updates[:, 1:]), [2, 1], even)] == [3]
-    assert [size for size, _ in by_layer(Updates.of(updates[:, :3]), [1, 2], even)] == [3]
-    assert [size for size, _ in by_layer(Updates.of(updates[:, 1:3].repeat(1, 2)), [2, 2], even)] == [2, 2]
-    assert by_layer(Updates.of(updates[:, :1]), [1], even) == []
+    assert [size for size, _ in by_layer(Updates.of(updates).gram, [1, 2, 1], even)] == [4]
+    assert [size for size, _ in by_layer(Updates.of(updates[:, 1:]).gram, [2, 1], even)] == [3]
+    assert [size for size, _ in by_layer(Updates.of(updates[:, :3]).gram, [1, 2], even)] == [3]
+    assert [size for size, _ in by_layer(Updates.of(updates[:, 1:3].repeat(1, 2)).gram, [2, 2], even)] == [2, 2]
+    assert by_layer(Updates.of(updates[:, :1]).gram, [1], even) == []
 
 
 def test_clients_that_are_away_are_not_lost_from_sight() -> None:
