@@ -61,6 +61,10 @@ def test_collects_finished_runs_alone(tmp_path: Path) -> None:
     assert results.to_dict("records") == [
         {"method": "A", "round": 2, "seed": 1, "top1": 50.0, "seconds": 1.0, "folder": str(done[1].folder)}
     ]
+    noted = collect(experiment(noted=("val/top1", "bytes/total")), [done])
+    assert list(noted.columns) == ["method", "round", "seed", "top1", "val/top1", "bytes/total", "seconds", "folder"]
+    assert noted.loc[0, "val/top1"] == 0.5
+    assert math.isnan(noted.loc[0, "bytes/total"])  # not logged
     assert collect(experiment(), [(done[0], started)]).empty
     assert compare(experiment(), pd.DataFrame()).empty
 

@@ -1,5 +1,6 @@
 """What the jobs have reached, and how long the rest takes."""
 
+import dataclasses
 import json
 import math
 import time
@@ -156,3 +157,14 @@ def test_the_first_round_chooses_the_measure_of_a_sweep_that_names_none(tmp_path
         assert [row.measure for row in tracker.rows] == ["val/top1"] * 2
         tracker.update([job], [])
         assert [row.measure for row in tracker.rows] == [chosen] * 2
+
+
+def test_measures_are_looked_for_after_the_first_validation(tmp_path: Path) -> None:
+    """A run that validates every second round has logged no val/top1 after the first, which is no mistake."""
+    job = under_way(tmp_path, 1, **{"train/loss": [0.5]})
+    rare = dataclasses.replace(job, config={"trainer": {"check_val_every_n_epoch": 2}})
+    trackers = [Tracker(planned([each]), 1) for each in (rare, job)]
+    for tracker, each in zip(trackers, (rare, job), strict=True):
+        tracker.update([each], [])
+    assert trackers[0].news == []
+    assert "the runs log no val/top1" in trackers[1].news[0]
