@@ -55,16 +55,14 @@ def fl_bench_files(root: Path) -> list[Path]:
     if missing:
         raise ConfigurationError(
             f"expected data.npy, targets.npy and partition.pkl in {root}, got no {' and no '.join(missing)}: point "
-            "root to a data set that FL-bench keeps so (femnist, celeba, synthetic), or save the arrays of another "
-            "one under these names"
+            "root to a data set that FL-bench keeps so (femnist, celeba, synthetic) or downloads by torchvision "
+            "(mnist, fmnist, cifar10, cifar100), or save the arrays of another one under these names"
         )
     return paths
 
 
 def read_fl_bench(root: Path, train: bool) -> Clients:
-    """Read the training or the test examples of FL-bench's clients, by ``partition.pkl``.
-
-    The validation examples of the partition are left out; by default, FL-bench makes none.
+    """Read the training or the test examples of FL-bench's clients from its two arrays, by ``partition.pkl``.
 
     Args:
         root: folder that holds ``data.npy``, ``targets.npy`` and ``partition.pkl``.
@@ -78,10 +76,30 @@ def read_fl_bench(root: Path, train: bool) -> Clients:
     """
     *arrays, path = fl_bench_files(root)
     data, targets = (_array(array) for array in arrays)
+    return deal_fl_bench(path, data, targets, train)
+
+
+def deal_fl_bench(path: Path, data: NDArray[Any], targets: NDArray[Any], train: bool) -> Clients:
+    """Deal examples to FL-bench's clients.
+
+    The validation examples of the partition are left out; by default, FL-bench makes none.
+
+    Args:
+        path: ``partition.pkl``.
+        data: inputs (n, ...), in the order that the partition's indices count.
+        targets: targets (n,).
+        train: whether to return the training examples.
+
+    Returns:
+        The inputs and targets of each client; its name is its number, with zeros in front.
+
+    Raises:
+        ConfigurationError: the partition is damaged, or belongs to other data.
+    """
     if data.shape[:1] != targets.shape[:1]:
         raise ConfigurationError(
-            f"expected a target for each example in {root}, got {len(data)} examples and {len(targets)} targets: "
-            "generate the data again"
+            f"expected a target for each example in {path.parent}, got {len(data)} examples and {len(targets)} "
+            "targets: generate the data again"
         )
     partition = read_pickle(path)
     parts = partition.get("data_indices") if isinstance(partition, dict) else None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lib.image_files import write_idx
 
 from fl_lightning.datamodules import FLBench
 from fl_lightning.errors import ConfigurationError
@@ -100,3 +101,22 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
         FLBench(str(tmp_path)).setup("fit")
     with pytest.raises(ConfigurationError, match="got 4 examples and 5 targets"):
         write(tmp_path, np.zeros((4, 2))).setup("fit")
+
+
+def test_examples_that_torchvision_downloaded(tmp_path: Path) -> None:
+    """FL-bench counts the three training images, of grey 0, 10 and 20, and then the two test images, of 30 and 40."""
+    write(tmp_path, np.zeros((5, 2)))
+    (tmp_path / "data.npy").unlink()
+    greys = np.array([0, 10, 20, 30, 40], dtype=np.uint8)
+    images = np.broadcast_to(greys[:, None, None], (5, 28, 28))
+    labels = np.arange(5, dtype=np.uint8)
+    folder = tmp_path / "FashionMNIST" / "raw"
+    write_idx(folder, {"train": images[:3], "t10k": images[3:]}, {"train": labels[:3], "t10k": labels[3:]})
+    data = FLBench(str(tmp_path))
+    assert data.missing() is None
+    with pytest.warns(UserWarning, match="3 of 60,000 training images"):
+        inputs, targets = data.load(True)
+    assert (inputs[:, 0, 0, 0].tolist(), targets.tolist()) == ([20, 10, 30], [2, 1, 3])
+    assert data.load(False)[0].unique().tolist() == [0]
+    (folder / "t10k-labels-idx1-ubyte").unlink()
+    assert "FashionMNIST" in str(FLBench(str(tmp_path)).missing())
