@@ -19,7 +19,7 @@ MOST = "largest number of seeds with --until-decided (default 12)"
 ANSWERS = "write the page of the tuned experiments to FILE, by the results in --out: who beats FedAvg"
 QUICK = "the benchmark's problem label-skew alone"
 RULE = "add a rule of your own to the methods of a tuned experiment, as my_rules.MedianClipping"
-GRID = "an argument of --rule and the values to try, as c=0.5,1,2; give --grid once per argument"
+GRID = "an argument of --rule and the values to try, as c=0.5,1: two, since all methods have four tries"
 SCALES = "a smaller version of the experiment: laptop (default: the paper's)"
 
 

@@ -99,8 +99,11 @@ def in_tries(experiment: Experiment) -> Experiment:
             cells.append(Cell({**cell.labels, TRY: name}, (*cell.options, *options)))
     if len(counts) > 1:
         told = " and ".join(f"{method} has {count}" for count, method in counts.items())
-        raise ConfigurationError(f"{experiment.id}: all methods must have the same number of tries, but {told}")
-    return replace(experiment, id=tries_of(experiment), cells=tuple(cells), claims=(), tuning=None)
+        raise ConfigurationError(
+            f"{experiment.id}: all methods must have the same number of tries, but {told}: give --grid as many values "
+            "as the others have"
+        )
+    return replace(experiment, id=tries_of(experiment), cells=tuple(cells), claims=(), tuning=None, prints=False)
 
 
 def tries_of(experiment: Experiment) -> str:
@@ -126,9 +129,11 @@ def with_best(experiment: Experiment, results: pd.DataFrame) -> Experiment:
         if own.empty:
             print(f"{experiment.id}: no try of {method} has a result: it is left out")
             continue
-        best = str(own.sort_values(measure, kind="stable")[TRY].iloc[-1])
+        own = own.sort_values(measure, kind="stable")
+        best = str(own[TRY].iloc[-1])
+        print(f"{experiment.id}: {method} takes {best} ({own[measure].iloc[-1]:.2f} on validation images)")
         cells.append(Cell(cell.labels, (*cell.options, *options_of[best])))
-    return replace(experiment, cells=tuple(cells), tuning=None)
+    return replace(experiment, cells=tuple(cells), tuning=None, prints=False)
 
 
 def _tuning(experiment: Experiment) -> Tuning:

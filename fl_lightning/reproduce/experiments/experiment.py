@@ -125,6 +125,7 @@ class Experiment:
         reduced: a sentence that says how the scale differs from the paper's experiment; the tables begin with it.
         pace: rounds of a run for each round of the paper's.
         tuning: how the methods are tuned first; None to take the options of the cells as they are.
+        prints: whether the results are printed where they are written; else the caller tells them.
     """
 
     id: str
@@ -145,6 +146,7 @@ class Experiment:
     reduced: str = ""
     pace: float = 1.0
     tuning: Tuning | None = None
+    prints: bool = True
 
     @property
     def is_trained(self) -> bool:

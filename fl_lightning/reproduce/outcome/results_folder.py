@@ -119,6 +119,8 @@ def _write_pages(results: Results, folder: Path) -> None:
 
 def _print_tables(results: Results, folder: Path) -> None:
     """Print the tables beside a paper's; without a paper's numbers, compare the cells, and write that comparison."""
+    if not results.experiment.prints:
+        return
     console = Console()
     if results.experiment.rows or results.table.empty:
         for table in tables.terminal(results.page):
