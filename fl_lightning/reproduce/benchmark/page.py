@@ -26,7 +26,7 @@ from fl_lightning.reproduce.outcome.numbers import RESULTS, read
 MEASURED = CONFIGS / "results"  # the results of the benchmark that come with the package
 CAPTION = (
     "* clear at 5 %, by a paired t test over the seeds and Holm's method over the rows; p is of that test. time: of a "
-    "run, in FedAvg's. conflict: share of the pairs of updates that point against each other, before → after rules correct."
+    "run, in FedAvg's. conflict: share of the pairs of updates that point apart, before → after correction."
 )
 SHUFFLES = 100  # times that methods are exchanged within seeds
 NAMED = 3  # methods that the first table names
