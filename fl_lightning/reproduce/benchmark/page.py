@@ -94,21 +94,24 @@ def page_of(results: Results, out: Path, page: Path) -> str:
 
 
 def _answers(by_problem: Mapping[str, Any]) -> str:
-    """Write the first table: for each problem FedAvg, and the methods that clearly beat it, the best first."""
+    """Write the first table: for each problem FedAvg, how many methods clearly beat it, and those that gain most."""
     rows = []
     for name, own in by_problem.items():
-        winners = own[own["beats"]]
-        named = [f"{row.Index} {fixed_interval(row.gain, row.half, 1, '+')}" for row in winners[:NAMED].itertuples()]
+        named = []
+        for row in own.drop(BASELINE)[:NAMED].itertuples():
+            star = " *" if row.beats else ""
+            named.append(f"{row.Index} {fixed_interval(row.gain, row.half, 1, '+')}{star}")
         level = fixed(own.loc[BASELINE, "level"], 1)
-        rows.append([f"[{name}](#{name})", level, f"{len(winners)} of {len(own) - 1}", ", ".join(named) or "none"])
-    return "\n".join(pipes(["problem", "FedAvg, %", "clearly better", "the best, in points"], rows))
+        clear = f"{own['beats'].sum()} of {len(own) - 1}"
+        rows.append([f"[{name}](#{name})", level, clear, ", ".join(named)])
+    return "\n".join(pipes(["problem", "FedAvg, %", "clearly better", "the largest gains, in points"], rows))
 
 
 def _advice(experiment: Experiment, own: Any) -> str:
     """Answer an experiment's question in a sentence."""
     winners = own[own["beats"]]
     if winners.empty:
-        return f"{experiment.claim} None that can be told from it with these seeds: take FedAvg."
+        return f"{experiment.claim} None is clearly better with these seeds."
     best = winners.iloc[0]
     beside = ""
     if best.name != "FedAvgM":

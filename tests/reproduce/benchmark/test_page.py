@@ -47,7 +47,7 @@ def test_answers(tmp_path: Path) -> None:
     text = page.read_text()
     first = text[: text.index("## If your clients")]
     assert "| [label-skew](#label-skew) |" in first
-    assert "| 2 of 6 | FedAvgM +3.9 ± 0.1, FedAdam +2.9" in first
+    assert "| 2 of 6 | FedAvgM +3.9 ± 0.1 *, FedAdam +2.9" in first
     advice = text[text.index("## If your clients") : text.index("## Does a winner")]
     assert "**FedAvgM**, +" in advice
     assert "**FedAdam**, +" in advice
