@@ -14,7 +14,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
 OWN = {text.splitlines()[0].removeprefix("# "): text for text in PYTHON if text.startswith("# my_")}
-COMMAND = next(text for language, text in BLOCKS if language == "bash" and "my_rules" in text)
+COMMAND = next(text for language, text in BLOCKS if language == "bash" and "+=my_rules" in text)
 
 
 def block(page: str, name: str) -> str:

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.reproduce.benchmark.page import write_answers
+from fl_lightning.reproduce.benchmark import page as module
+from fl_lightning.reproduce.benchmark.page import results_of, write_answers
 from fl_lightning.reproduce.benchmark.tuning import in_tries
 from fl_lightning.reproduce.command import command
 from fl_lightning.reproduce.experiments.papers import find
@@ -32,6 +33,12 @@ def write_results(out: Path, seeds: int = 5) -> None:
         folder = out / "benchmark" / problem
         folder.mkdir(parents=True)
         pd.DataFrame(rows).to_csv(folder / "results.csv", index=False)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package comes without results."""
+    monkeypatch.setattr(module, "MEASURED", tmp_path / "measured")
 
 
 def test_answers(tmp_path: Path) -> None:
@@ -66,3 +73,18 @@ def test_few_seeds_answer_nothing(tmp_path: Path) -> None:
     write_results(tmp_path, seeds=2)
     with pytest.raises(ConfigurationError, match="no tuned experiment has three seeds"):
         write_answers(tmp_path, str(tmp_path / "answers.md"))
+
+
+def test_results_of_the_package_fill_in_for_methods_and_seeds_that_were_not_run(tmp_path: Path) -> None:
+    write_results(tmp_path / "measured")
+    write_results(tmp_path / "own", seeds=3)
+    problem = find("benchmark/label-skew")[0]
+    file = tmp_path / "own" / problem.id / "results.csv"
+    own = pd.read_csv(file)
+    own[own["method"].isin(["FedAvg", "FedGH"])].assign(top1=1.0).to_csv(file, index=False)
+    results = results_of(problem, tmp_path / "own")
+    assert set(results["seed"]) == {1, 2, 3}
+    assert set(results["method"]) == {"FedAvg", *GAINS["label-skew"]}
+    assert set(results[results["top1"].eq(1.0)]["method"]) == {"FedAvg", "FedGH"}
+    assert len(results) == 3 * 7
+    assert results_of(problem, tmp_path / "nowhere").empty
