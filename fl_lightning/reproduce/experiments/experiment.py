@@ -114,7 +114,6 @@ class Experiment:
         measures: metrics to read from each run, by their names in the papers or their own names: the measures of the
             rows and the claims, or top-1 if our runs log none of the rows' measures and there are no claims. Empty for
             a sweep whose measure is chosen among what its runs log.
-        noted: metrics that the results record beside the measures, and that no table shows.
         claims: claims to test.
         gate: the conditions that the runs must meet before the claims are tested.
         notes: notes on the printed numbers.
@@ -126,6 +125,7 @@ class Experiment:
         pace: rounds of a run for each round of the paper's.
         tuning: how the methods are tuned first; None to take the options of the cells as they are.
         prints: whether the results are printed where they are written; else the caller tells them.
+        noted: metrics that the results record beside the measures, and that no table shows.
     """
 
     id: str
@@ -135,7 +135,6 @@ class Experiment:
     rows: tuple[Mapping[str, Any], ...]
     config: str
     measures: tuple[str, ...]
-    noted: tuple[str, ...] = ()
     claims: tuple[Claim, ...] = ()
     gate: Gate = Gate()
     notes: tuple[str, ...] = ()
@@ -147,6 +146,7 @@ class Experiment:
     pace: float = 1.0
     tuning: Tuning | None = None
     prints: bool = True
+    noted: tuple[str, ...] = ()
 
     @property
     def is_trained(self) -> bool:

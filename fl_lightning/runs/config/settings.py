@@ -22,7 +22,7 @@ ELSEWHERE = {
     "model": ("seed", "client_states", "cohort_memory", "local_graph", "on_hidden_state"),
 }
 # Settings that runs of before lack, for which None means the same.
-LATER = ("domain_shift",)
+LATER = ("domain_shift", "validation_examples")
 # Settings that may also change where a run goes on: how long it trains, and what it evaluates, tells and saves.
 RESUMABLE = (
     "weights_only",
