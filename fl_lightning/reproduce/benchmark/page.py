@@ -21,7 +21,7 @@ from fl_lightning.reproduce.benchmark.tuning import METHOD, TRY, tries_of
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.outcome import tables
-from fl_lightning.reproduce.outcome.numbers import RESULTS, read
+from fl_lightning.reproduce.outcome.numbers import CHANGED, RESULTS, read
 
 MEASURED = CONFIGS / "results"  # the results of the benchmark that come with the package
 CAPTION = (
@@ -160,21 +160,24 @@ def print_answers(experiment: Experiment, out: Path) -> None:
     results = results_of(experiment, out)
     if results.empty or BASELINE not in set(results[METHOD]):
         return
-    kept = [at for at, head in enumerate(HEAD) if head != "bytes"]  # so that the table fits a terminal
-    rows = [[row[at] for at in kept] for row in _rows(gains(results, experiment.measures[0]))]
+    place = HEAD.index("bytes")  # left out, so that the table fits a terminal
+    shown = []
+    for row in [HEAD, *_rows(gains(results, experiment.measures[0]))]:
+        shown.append(row[:place] + row[place + 1 :])
     title = f"{experiment.id}: {experiment.metric}"
-    Console().print(tables.framed(title, [HEAD[at] for at in kept], rows, caption=CAPTION))
+    Console().print(tables.framed(title, shown[0], shown[1:], caption=CAPTION))
 
 
 def results_of(experiment: Experiment, out: Path) -> pd.DataFrame:
     """Read an experiment's results below a folder; of methods and seeds without any, those that come with the package.
 
     Returns:
-        The results, see :func:`fl_lightning.reproduce.outcome.numbers.collect`; empty if the folder has none.
+        The results, see :func:`fl_lightning.reproduce.outcome.numbers.collect`; empty if the folder has none. Runs with
+        other settings than the config's stand alone.
     """
     own = read(out / experiment.id / RESULTS)
-    ours = read(MEASURED / experiment.id / RESULTS)
-    if own.empty or ours.empty:
+    ours = read(MEASURED / experiment.scale / experiment.id / RESULTS)
+    if own.empty or ours.empty or CHANGED in own:
         return own
     others = ~ours[METHOD].isin(own[METHOD]) & ours["seed"].isin(own["seed"])
     return pd.concat([own, ours[others]], ignore_index=True)

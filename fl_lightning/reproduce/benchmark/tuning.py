@@ -150,7 +150,8 @@ def _tries(tuning: Tuning, method: str, with_more: bool = True) -> Iterator[tupl
     if method not in tuning.method:
         raise ConfigurationError(f"paper.tune.method must name what {method} tries, got {', '.join(tuning.method)}")
     axes: Mapping[str, Sequence[Any]] = {**tuning.every, **tuning.method[method]}
-    more = [option(name, value) for name, value in tuning.options.items()] if with_more else []
+    of_tries_alone = tuning.options.items() if with_more else ()
+    more = [option(name, value) for name, value in of_tries_alone]
     for point in itertools.product(*axes.values()):
         words = [f"{'.'.join(name.split('.')[-2:])} {value}" for name, value in zip(axes, point, strict=True)]
         options = [option(name, value) for name, value in zip(axes, point, strict=True)]

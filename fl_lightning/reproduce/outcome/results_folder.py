@@ -85,7 +85,7 @@ def _results(
 ) -> Results:
     """Compare the runs with the paper, judge its claims, and collect facts; print how the runs differ from the paper's.
 
-    A table with claims has the changed settings in a column of their own, for the ledger.
+    A table with claims, or of a benchmark, has the changed settings in a column of their own.
     """
     changed = ", ".join(changes(runs.options))
     notes = []
@@ -99,8 +99,9 @@ def _results(
     facts = [*notes, f"`{runs.line}`", *_about_runs([job for _, job in pairs], table)]
     if experiment.claims:
         facts.append("where the claims of all papers stand: fl-lightning reproduce --ledger")
-        if changed and len(table):
-            table = table.assign(**{CHANGED: changed})
+    is_compared_later = experiment.claims or not experiment.prints
+    if changed and len(table) and is_compared_later:
+        table = table.assign(**{CHANGED: changed})
     page = tables.Page(experiment, compare(experiment, table), judge(experiment, table), facts, image)
     return Results(experiment, pairs, table, page)
 

@@ -87,4 +87,6 @@ def test_results_of_the_package_fill_in_for_methods_and_seeds_that_were_not_run(
     assert set(results["method"]) == {"FedAvg", *GAINS["label-skew"]}
     assert set(results[results["top1"].eq(1.0)]["method"]) == {"FedAvg", "FedGH"}
     assert len(results) == 3 * 7
+    own.assign(changed="trainer.max_epochs 2").to_csv(file, index=False)  # other runs than those of the package
+    assert len(results_of(problem, tmp_path / "own")) == len(own)
     assert results_of(problem, tmp_path / "nowhere").empty
