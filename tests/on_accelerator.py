@@ -3,7 +3,7 @@
 Where there is no GPU, the device is a pretended one, with the CPU's kernels, and its results are the CPU's bit for bit;
 a GPU's are the CPU's but for rounding. test_accelerator runs these tests in a process of their own: autograd's threads
 for a device, once started, do not survive the fork that other tests rely on. To run one of them:
-``pytest tests/on_accelerator.py -k NAME``.
+``pytest tests/on_accelerator.py -k NAME``. Tests with a case for each rule, which take longest, stand last.
 """
 
 import gc
@@ -43,6 +43,7 @@ def on_device(precision: str = "32-true") -> dict[str, Any]:
 def module() -> Any:
     """The device's module, ``torch.cuda`` or ``torch.pretended``."""
     torch.backends.cudnn.allow_tf32 = False  # TF32 keeps ten bits
+    torch.set_num_threads(1)  # several processes run these tests at a time
     return torch.cuda if GPU else pretended.build()
 
 
@@ -77,30 +78,6 @@ def rounding(name: str) -> float:
 
 def same(here: Tensor, host: Tensor, name: str = "") -> None:
     torch.testing.assert_close(here, host, rtol=rounding(name), atol=rounding(name))
-
-
-@pytest.mark.parametrize("name", CALLBACKS)
-def test_rules_and_monitors_do_as_on_the_cpu(name: str, tmp_path: Path) -> None:
-    here = fit(tmp_path / "here", CALLBACKS[name](), **on_device())
-    host = fit(tmp_path / "host", CALLBACKS[name]())
-    same(here.params, host.params, name)
-    texts = [(tmp_path / where / "metrics.csv").read_text() for where in ("here", "host")]
-    assert rounding(name) or texts[0] == texts[1]
-    found, expected = arrays(tmp_path / "here"), arrays(tmp_path / "host")
-    assert found.keys() == expected.keys()
-    for each in expected:
-        np.testing.assert_allclose(found[each], expected[each], rtol=rounding(name))
-
-
-@pytest.mark.parametrize("name", ["FedAvg", *CLIENT_RULES, "ClientMonitor", "PersonalEvaluation", "SignFlip"])
-def test_clients_at_once_do_as_on_the_cpu(name: str) -> None:
-    ends = []
-    for device in ({}, on_device()):
-        orchestrator = FederatedOrchestrator(client(), on_bad_update="raise", clients_at_once=6)
-        trainer(CALLBACKS[name](), rounds=3, **device).fit(orchestrator, datamodule=data())
-        assert SEEN[orchestrator].group_size == 6
-        ends.append(orchestrator.params)
-    same(ends[1], ends[0], name)
 
 
 @pytest.mark.skipif(not GPU, reason="torch.compile knows no pretended device")
@@ -310,3 +287,27 @@ def test_fits_and_evaluations_in_turns() -> None:
         return made.params
 
     same(params("validate fit validate test fit", on_device), params("fit fit", dict))
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_rules_and_monitors_do_as_on_the_cpu(name: str, tmp_path: Path) -> None:
+    here = fit(tmp_path / "here", CALLBACKS[name](), **on_device())
+    host = fit(tmp_path / "host", CALLBACKS[name]())
+    same(here.params, host.params, name)
+    texts = [(tmp_path / where / "metrics.csv").read_text() for where in ("here", "host")]
+    assert rounding(name) or texts[0] == texts[1]
+    found, expected = arrays(tmp_path / "here"), arrays(tmp_path / "host")
+    assert found.keys() == expected.keys()
+    for each in expected:
+        np.testing.assert_allclose(found[each], expected[each], rtol=rounding(name))
+
+
+@pytest.mark.parametrize("name", ["FedAvg", *CLIENT_RULES, "ClientMonitor", "PersonalEvaluation", "SignFlip"])
+def test_clients_at_once_do_as_on_the_cpu(name: str) -> None:
+    ends = []
+    for device in ({}, on_device()):
+        orchestrator = FederatedOrchestrator(client(), on_bad_update="raise", clients_at_once=6)
+        trainer(CALLBACKS[name](), rounds=3, **device).fit(orchestrator, datamodule=data())
+        assert SEEN[orchestrator].group_size == 6
+        ends.append(orchestrator.params)
+    same(ends[1], ends[0], name)

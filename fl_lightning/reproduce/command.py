@@ -7,10 +7,12 @@ from dataclasses import replace
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.arguments import arguments
+from fl_lightning.reproduce.benchmark.confirming import confirm
 from fl_lightning.reproduce.benchmark.gains import BASELINE
 from fl_lightning.reproduce.benchmark.page import print_answers, write_answers
 from fl_lightning.reproduce.benchmark.tuning import METHOD, name_of, tuned, with_rule
 from fl_lightning.reproduce.experiments.choosing import with_options
+from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.experiments.papers import find
 from fl_lightning.reproduce.experiments.scale import at_scale
 from fl_lightning.reproduce.ledger.page import write_ledger
@@ -42,6 +44,7 @@ def command(args: Sequence[str]) -> int:
         cells = with_options(experiment.cells, runs.options)
         chosen.append(replace(experiment, cells=tuple(cells)))
     to_tune = [experiment for experiment in chosen if experiment.tuning]
+    best = list[Experiment]()
     if to_tune:
         best, status = tuned(to_tune, runs)
         chosen = [experiment for experiment in chosen if not experiment.tuning] + best
@@ -50,6 +53,9 @@ def command(args: Sequence[str]) -> int:
     if asked.until_decided:
         return until_decided(chosen, runs, asked.most_seeds)
     status = run(chosen, runs)
-    for experiment in () if runs.dry_run else to_tune:
+    if runs.dry_run or status > 1:
+        return status
+    status = max(status, confirm(best, runs))
+    for experiment in best:
         print_answers(experiment, runs.out / experiment.scale)
     return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -73,7 +74,8 @@ def read_options(
     own, passed_on = _divide(args[1:], parts)
     asked, unknown = parser.parse_known_args(own)
     if unknown:
-        raise ConfigurationError(_what_is_wrong(unknown[0], vars(asked)))
+        known = re.findall(r"--([\w-]+)", parser.format_usage())
+        raise ConfigurationError(_what_is_wrong(unknown[0], known))
     check_options(["fit", *passed_on])
     short_names = {"trainer.max_epochs": asked.rounds, "trainer.accelerator": asked.accelerator}
     given = [option(name, value) for name, value in short_names.items() if value is not None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from fl_lightning.fit.configs import CONFIGS
 from fl_lightning.report.elements import pipes
 from fl_lightning.report.numbers import fixed, fixed_interval
 from fl_lightning.report.statistics import FEWEST_SEEDS
-from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, false_beats, gains
+from fl_lightning.reproduce.benchmark.confirming import confirmation_of
+from fl_lightning.reproduce.benchmark.gains import BASELINE, MOMENTUM, conflict_and_gain, false_beats, gains
 from fl_lightning.reproduce.benchmark.picture import draw
-from fl_lightning.reproduce.benchmark.tuning import METHOD, TRY, tries_of
+from fl_lightning.reproduce.benchmark.tuning import FRESH, METHOD, TRY, tries_of
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.outcome import tables
@@ -29,10 +31,38 @@ CAPTION = (
     "run, in FedAvg's. conflict: share of the pairs of updates that point apart, before → after correction."
 )
 SHUFFLES = 100  # times that methods are exchanged within seeds
-NAMED = 3  # methods that the first table names
 HEAD = ["method", "%", "− FedAvg", "p", "− FedAvgM", "time", "bytes", "conflict"]
 
-Results = Mapping[str, tuple[Experiment, pd.DataFrame]]  # by the problem's name
+
+@dataclass(frozen=True)
+class Problem:
+    """Holds the results of one problem.
+
+    Attributes:
+        experiment: the experiment.
+        results: its runs, see :func:`fl_lightning.reproduce.outcome.numbers.collect`.
+        gains: its gains, see :func:`gains`.
+        fresh: runs of the best methods on fresh seeds; empty if there are none.
+        confirmed: gains of the fresh runs, see :func:`gains`; no row if there are none.
+        tries: runs of the tries; empty if there are none.
+    """
+
+    experiment: Experiment
+    results: pd.DataFrame
+    gains: pd.DataFrame
+    fresh: pd.DataFrame
+    confirmed: pd.DataFrame
+    tries: pd.DataFrame
+
+    @property
+    def name(self) -> str:
+        """The problem's name, without the document's."""
+        return self.experiment.id.partition("/")[2]
+
+    @property
+    def best(self) -> Any:
+        """The gains on fresh seeds, without FedAvg's row; the largest first."""
+        return self.confirmed.drop(BASELINE, errors="ignore")
 
 
 def write_answers(out: Path, file: str) -> int:
@@ -48,91 +78,132 @@ def write_answers(out: Path, file: str) -> int:
     Raises:
         ConfigurationError: no tuned experiment has results of three seeds.
     """
-    results = {}
+    problems = []
     for experiment in experiments().values():
-        table = results_of(experiment, out) if experiment.tuning else pd.DataFrame()
-        if not table.empty and table["seed"].nunique() >= FEWEST_SEEDS:
-            results[experiment.id.partition("/")[2]] = (experiment, table)
-    if not results:
+        results = results_of(experiment.id, out) if experiment.tuning else pd.DataFrame()
+        if not results.empty and results["seed"].nunique() >= FEWEST_SEEDS:
+            problems.append(_problem(experiment, results, out))
+    if not problems:
         raise ConfigurationError(f"no tuned experiment has three seeds in {out}: fl-lightning reproduce benchmark")
     page = Path(file)
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(page_of(results, out, page), encoding="utf-8")
+    page.write_text(page_of(problems, page), encoding="utf-8")
     print(f"answers: {page}")
     return 0
 
 
-def page_of(results: Results, out: Path, page: Path) -> str:
+def _problem(experiment: Experiment, results: pd.DataFrame, out: Path) -> Problem:
+    measure = experiment.measures[0]
+    compared = gains(results, measure)
+    fresh = results_of(confirmation_of(experiment), out)
+    confirmed = compared.iloc[:0] if fresh.empty else gains(fresh, measure)
+    tries = read(out / tries_of(experiment) / RESULTS)
+    return Problem(experiment, results, compared, fresh, confirmed, tries)
+
+
+def page_of(problems: Sequence[Problem], page: Path) -> str:
     """Write the page's text, and draw the picture beside it."""
-    by_problem = {name: gains(table, experiment.measures[0]) for name, (experiment, table) in results.items()}
-    whole = pd.concat(by_problem, names=["problem", METHOD]).reset_index()
+    whole = pd.concat({problem.name: problem.gains for problem in problems}, names=["problem", METHOD]).reset_index()
     rules = whole[whole[METHOD].ne(BASELINE)]
-    wide = rules.pivot(index=METHOD, columns="problem", values="gain")[list(by_problem)]
-    wide = wide.loc[wide.mean(axis=1).sort_values(ascending=False).index]
-    beats = rules.groupby(METHOD)["beats"].sum().loc[wide.index]
+    wide = rules.pivot(index=METHOD, columns="problem", values="gain")[[problem.name for problem in problems]]
+    wide = wide.loc[wide.median(axis=1).sort_values(ascending=False).index]
     loses = rules.groupby(METHOD)["loses"].sum().loc[wide.index]
     generator = np.random.default_rng(0)
     wrong = []
-    for experiment, table in results.values():
-        wrong += false_beats(table, experiment.measures[0], SHUFFLES, generator)
+    for problem in problems:
+        if len(problem.best):
+            wrong += false_beats(problem.fresh, problem.experiment.measures[0], SHUFFLES, generator)
+    tested = sum(len(problem.best) for problem in problems)
     return tables.page_from(
         "benchmark.md.j2",
-        answers=_answers(by_problem),
-        advice=[_advice(experiment, by_problem[name]) for name, (experiment, _) in results.items()],
-        never=", ".join(beats.index[beats.eq(0)]),
+        answers=_answers(problems),
+        advice=[_advice(problem) for problem in problems],
+        seldom=", ".join(wide.index[wide.median(axis=1).le(0)]),
         worse=", ".join(f"{method} ({count})" for method, count in loses[loses.gt(0)].items()),
-        matrix=_matrix(wide, rules),
+        matrix=_matrix(wide, problems),
         between=_between_problems(wide),
         conflict=_conflict(rules, whole, page.with_suffix(".png"), generator),
         picture=page.with_suffix(".png").name,
-        wrong=f"{sum(wrong)} of {SHUFFLES * len(rules):,}",
+        kept=_kept(problems),
+        wrong=f"{sum(wrong)} of {SHUFFLES * tested:,}",
         draws=f"{np.count_nonzero(wrong)} of {len(wrong):,}",
-        problems=[_section(experiment, by_problem[name], out) for name, (experiment, _) in results.items()],
-        hours=fixed(_seconds(results, out) / 3600, 1),
-        runs=f"{sum(len(table) for _, table in results.values()):,}",
+        problems=[_section(problem) for problem in problems],
+        fresh=f"{FRESH[0]} to {FRESH[-1]}",
+        hours=fixed(_seconds(problems) / 3600, 1),
+        runs=f"{sum(len(problem.results) + len(problem.fresh) + len(problem.tries) for problem in problems):,}",
     )
 
 
-def _answers(by_problem: Mapping[str, Any]) -> str:
-    """Write the first table: for each problem FedAvg, how many methods clearly beat it, and those that gain most."""
+def _answers(problems: Sequence[Problem]) -> str:
+    """Write the first table: for each problem FedAvg, and what the best methods gain on fresh seeds."""
     rows = []
-    for name, own in by_problem.items():
-        named = []
-        for row in own.drop(BASELINE)[:NAMED].itertuples():
-            star = " *" if row.beats else ""
-            named.append(f"{row.Index} {fixed_interval(row.gain, row.half, 1, '+')}{star}")
-        level = fixed(own.loc[BASELINE, "level"], 1)
-        clear = f"{own['beats'].sum()} of {len(own) - 1}"
-        rows.append([f"[{name}](#{name})", level, clear, ", ".join(named)])
-    return "\n".join(pipes(["problem", "FedAvg, %", "clearly better", "the largest gains, in points"], rows))
+    for problem in problems:
+        clear, open_ = [], []
+        for row in problem.best.itertuples():
+            text = f"{row.Index} {_points(row.gain, row.half)}"
+            if row.beats:
+                clear.append(f"**{text}** ({_costs(row)})")
+            else:
+                open_.append(text)
+        level = f"{problem.gains['level'][BASELINE]:.1f}"
+        rows.append([f"[{problem.name}](#{problem.name})", level, "; ".join(clear) or "none", "; ".join(open_)])
+    head = ["problem", "FedAvg, %", "clearly better, in points (its time, its bytes)", "not clearly"]
+    return "\n".join(pipes(head, rows))
 
 
-def _advice(experiment: Experiment, own: Any) -> str:
-    """Answer an experiment's question in a sentence."""
-    winners = own[own["beats"]]
+def _points(gain: float, half: float) -> str:
+    return fixed_interval(gain, half, 1, "+")
+
+
+def _costs(row: Any) -> str:
+    return f"× {fixed(row.seconds, 1)}, × {fixed(row.bytes, 1)}"
+
+
+def _advice(problem: Problem) -> str:
+    """Answer an experiment's question in a sentence: the largest clear gain, and the cheapest one."""
+    question = problem.experiment.claim
+    winners = problem.best[problem.best["beats"].astype(bool)]
     if winners.empty:
-        return f"{experiment.claim} None is clearly better with these seeds."
+        return f"{question} None is clearly better with these seeds."
     best = winners.iloc[0]
-    beside = ""
-    if best.name != "FedAvgM":
-        beside = f" ({fixed_interval(best.momentum, best.momentum_half, 1, '+')} to FedAvgM)"
-    return (
-        f"{experiment.claim} **{best.name}**, {fixed_interval(best.gain, best.half, 1, '+')} points{beside}, at "
-        f"{fixed(best.seconds, 1)} times FedAvg's time."
-    )
+    cheapest = winners.sort_values("seconds").iloc[0]
+    text = f"{question} **{best.name}**, {_points(best.gain, best.half)} points at {_costs(best)}"
+    if best.name != MOMENTUM and not np.isnan(best.momentum):
+        text += f" ({_points(best.momentum, best.momentum_half)} to FedAvgM)"
+    if cheapest.name != best.name:
+        text += f"; the cheapest is **{cheapest.name}**, {_points(cheapest.gain, cheapest.half)} at {_costs(cheapest)}"
+    return f"{text}."
 
 
-def _matrix(wide: Any, rules: Any) -> str:
-    """Write the gains of all methods on all problems, clear ones in bold."""
-    clear = (rules["beats"] | rules["loses"]).set_axis(pd.MultiIndex.from_frame(rules[[METHOD, "problem"]]))
+def _matrix(wide: Any, problems: Sequence[Problem]) -> str:
+    """Write the gains of all methods on all problems, their medians, and on how many problems they are above zero."""
+    clear = set()
+    for problem in problems:
+        worse = problem.gains.index[problem.gains["loses"]]
+        better = problem.best.index[problem.best["beats"].astype(bool)]
+        clear |= {(method, problem.name) for method in [*worse, *better]}
     rows = []
     for method, gained in wide.iterrows():
-        cells = [str(method)]
-        for problem, gain in gained.items():
+        known = gained.dropna()
+        cells = [str(method), fixed(known.median(), 1, "+"), f"{known.gt(0).sum()} of {len(known)}"]
+        for name, gain in gained.items():
             text = "" if np.isnan(gain) else fixed(gain, 1, "+")
-            cells.append(f"**{text}**" if text and clear[method, problem] else text)
+            cells.append(f"**{text}**" if (method, name) in clear else text)
         rows.append(cells)
-    return "\n".join(pipes(["points over FedAvg", *wide.columns], rows))
+    return "\n".join(pipes(["points over FedAvg", "median", "above FedAvg", *wide.columns], rows))
+
+
+def _kept(problems: Sequence[Problem]) -> str:
+    """Say how many gains whose interval was above zero were above zero on fresh seeds, and how many clearly so."""
+    seen, above, clear = 0, 0, 0
+    for problem in problems:
+        for row in problem.best.itertuples():
+            first = problem.gains.loc[row.Index]
+            if first["gain"] - first["half"] > 0:
+                seen += 1
+                above += row.gain > 0
+                clear += row.beats
+    return f"{above} of {seen} are above zero again, {clear} of them clearly"
 
 
 def _between_problems(wide: pd.DataFrame) -> str:
@@ -156,27 +227,36 @@ def _conflict(rules: pd.DataFrame, whole: pd.DataFrame, picture: Path, generator
 
 
 def print_answers(experiment: Experiment, out: Path) -> None:
-    """Print the gains of an experiment's methods; of methods without results below ``out``, those that we measured."""
-    results = results_of(experiment, out)
-    if results.empty or BASELINE not in set(results[METHOD]):
-        return
+    """Print the gains of an experiment's methods, and those of the best on fresh seeds.
+
+    Of methods without results below ``out``, the results that come with the package are shown.
+    """
+    named = {experiment.id: experiment.id, confirmation_of(experiment): "the best, on fresh seeds"}
     place = HEAD.index("bytes")  # left out, so that the table fits a terminal
-    shown = []
-    for row in [HEAD, *_rows(gains(results, experiment.measures[0]))]:
-        shown.append(row[:place] + row[place + 1 :])
-    title = f"{experiment.id}: {experiment.metric}"
-    Console().print(tables.framed(title, shown[0], shown[1:], caption=CAPTION))
+    for id, title in named.items():
+        results = results_of(id, out, experiment.scale)
+        if results.empty or BASELINE not in set(results[METHOD]):
+            continue
+        shown = []
+        for row in [HEAD, *_rows(gains(results, experiment.measures[0]))]:
+            shown.append(row[:place] + row[place + 1 :])
+        Console().print(tables.framed(f"{title}: {experiment.metric}", shown[0], shown[1:], caption=CAPTION))
 
 
-def results_of(experiment: Experiment, out: Path) -> pd.DataFrame:
+def results_of(id: str, out: Path, scale: str = "") -> pd.DataFrame:
     """Read an experiment's results below a folder; of methods and seeds without any, those that come with the package.
+
+    Args:
+        id: the experiment's id.
+        out: folder of the results at the scale.
+        scale: the scale.
 
     Returns:
         The results, see :func:`fl_lightning.reproduce.outcome.numbers.collect`; empty if the folder has none. Runs with
         other settings than the config's stand alone.
     """
-    own = read(out / experiment.id / RESULTS)
-    ours = read(MEASURED / experiment.scale / experiment.id / RESULTS)
+    own = read(out / id / RESULTS)
+    ours = read(MEASURED / scale / id / RESULTS)
     if own.empty or ours.empty or CHANGED in own:
         return own
     others = ~ours[METHOD].isin(own[METHOD]) & ours["seed"].isin(own["seed"])
@@ -188,33 +268,34 @@ def _rows(own: pd.DataFrame) -> list[list[str]]:
     rows = []
     for row in own.reset_index().to_dict("records"):
         is_clear = row["beats"] or row["loses"]
+        star = " *" if is_clear else ""
         level = fixed(row["level"], 1)
-        gain = fixed_interval(row["gain"], row["half"], 1, "+")
-        momentum = fixed_interval(row["momentum"], row["momentum_half"], 1, "+")
+        gain = _points(row["gain"], row["half"])
+        momentum = _points(row["momentum"], row["momentum_half"])
         costs = [f"× {fixed(row[cost], 1)}" for cost in ("seconds", "bytes")]
         conflict = f"{fixed(row['before'], 2)} → {fixed(row['after'], 2)}"
-        star = " *" if is_clear else ""
         rows.append([row[METHOD], level, f"{gain}{star}", fixed(row["p"], 3), momentum, *costs, conflict])
     return rows
 
 
-def _section(experiment: Experiment, own: pd.DataFrame, out: Path) -> dict[str, str]:
-    """Write the table of a problem, and that of the tries from which each method's options were chosen."""
+def _section(problem: Problem) -> dict[str, str]:
+    """Write a problem's tables: the comparison, the confirmation, and the tries that chose each method's options."""
     tries = []
-    for row in read(out / tries_of(experiment) / RESULTS).to_dict("records"):
-        tries.append([row[METHOD], row[TRY], fixed(row[experiment.measures[0]], 1)])
+    for row in problem.tries.to_dict("records"):
+        tries.append([row[METHOD], row[TRY], fixed(row[problem.experiment.measures[0]], 1)])
     return {
-        "name": experiment.id.partition("/")[2],
-        "claim": experiment.claim,
-        "table": "\n".join(pipes(HEAD, _rows(own))),
+        "name": problem.name,
+        "claim": problem.experiment.claim,
+        "table": "\n".join(pipes(HEAD, _rows(problem.gains))),
+        "confirmed": "\n".join(pipes(HEAD, _rows(problem.confirmed))),
         "tries": "\n".join(pipes(["method", "try", "validation, %"], tries)),
     }
 
 
-def _seconds(results: Results, out: Path) -> float:
+def _seconds(problems: Sequence[Problem]) -> float:
     """Add the seconds of all runs, the tries included."""
     total = 0.0
-    for experiment, table in results.values():
-        tries: Any = read(out / tries_of(experiment) / RESULTS)
-        total += table["seconds"].sum() + (tries["seconds"].sum() if len(tries) else 0)
+    for problem in problems:
+        for table in (problem.results, problem.fresh, problem.tries):
+            total += table["seconds"].sum() if len(table) else 0.0
     return total

@@ -18,6 +18,7 @@ from fl_lightning.reproduce.run_options import RunOptions
 from fl_lightning.reproduce.running import run
 
 SEED = 0  # of the tries
+FRESH = range(101, 109)  # seeds of the confirmation
 METHOD = "method"  # the axis of the methods
 TRY = "try"  # the axis of a method's tries
 CALLBACKS = "trainer.callbacks"  # followed by an argument's name: that of the last callback, the method's own
@@ -63,10 +64,14 @@ def tuned(experiments: Sequence[Experiment], runs: RunOptions) -> tuple[list[Exp
         The experiments whose tries are finished, in a dry run all, and the exit status of the tries, see :func:`run`.
 
     Raises:
-        ConfigurationError: the seeds of the comparison have the tries' seed.
+        ConfigurationError: the seeds of the comparison have the tries' seed, or one of the confirmation.
     """
-    if SEED in runs.seeds:
-        raise ConfigurationError(f"seed {SEED} is that of the tries, which no comparison may have: set --first_seed 1")
+    taken = {SEED, *FRESH} & set(runs.seeds)
+    if taken:
+        raise ConfigurationError(
+            f"seed {SEED} is that of the tries, and {FRESH[0]} to {FRESH[-1]} are those of the confirmation, which no "
+            f"comparison may have, got {min(taken)}: set --first_seed 1"
+        )
     chosen = []
     for experiment in experiments:
         cells = select(experiment.cells, runs.subset, experiment.id)

@@ -83,9 +83,10 @@ def test_a_rule_of_ones_own_is_a_row() -> None:
         with_rule(experiment(id="x", tuning=None), "my_rules.Clipping", [])
 
 
-def test_the_tries_seed_is_refused(tmp_path: Path) -> None:
-    runs = RunOptions("", tmp_path, range(3), (), [], 1, dry_run=True)
-    with pytest.raises(ConfigurationError, match="seed 0 is that of the tries"):
+@pytest.mark.parametrize(("seeds", "taken"), [(range(3), 0), (range(100, 103), 101)])
+def test_the_seeds_of_tries_and_confirmation_are_refused(seeds: range, taken: int, tmp_path: Path) -> None:
+    runs = RunOptions("", tmp_path, seeds, (), [], 1, dry_run=True)
+    with pytest.raises(ConfigurationError, match=rf"seed 0 is that of the tries, and 101 to 108 .*, got {taken}: set"):
         tuned([experiment()], runs)
 
 
