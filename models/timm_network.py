@@ -1,16 +1,19 @@
 """TimmNetwork: any network of timm, also for small images."""
 
 import copy
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.models.adapters import Adapt
+from fl_lightning.models.adapters import adapt as adapt_network
 
 
 class TimmNetwork(nn.Module):
-    """Any network of timm by name, with a stem for small images.
+    """Any network of timm by name, with a stem for small images, or with adapters.
 
     timm's networks are made for images of 224×224 and halve the resolution five times. A ``stride`` of 16 removes the
     first halving in the order of the forward pass, a ``stride`` of 8 the first two. A convolution that halves the
@@ -25,13 +28,31 @@ class TimmNetwork(nn.Module):
         in_channels: number of channels of the images.
         stride: ratio of the image's side to the side of the last feature maps: 8, 16 or 32. 8 suits 32×32 images and 16
             suits 64×64 images: both end in 4×4. 32 leaves the network unchanged.
+        pretrained: whether to download timm's weights.
+        adapt: what trains: "full", all parameters, "head", or "lora", the head and thin matrices beside frozen weights.
+        rank: rank of the matrices.
+        targets: names or patterns of the linear layers that get matrices.
+        freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
+        settings: further arguments of the network in timm, such as ``img_size: 32``.
 
     Raises:
-        ConfigurationError: timm has no such network, ``stride`` is none of the three, or the network's stem cannot be
-            changed (patches, vision transformers).
+        ConfigurationError: timm has no such network or no weights of it, ``stride`` is none of the three, the network's
+            stem cannot be changed (patches, vision transformers), or a name or pattern has no layer.
     """
 
-    def __init__(self, name: str, num_classes: int = 10, in_channels: int = 3, stride: Literal[8, 16, 32] = 8) -> None:
+    def __init__(
+        self,
+        name: str,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        stride: Literal[8, 16, 32] = 8,
+        pretrained: bool = False,
+        adapt: Adapt = "full",
+        rank: int = 8,
+        targets: Sequence[str] = ("qkv", "proj"),
+        freeze: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         import timm  # here, because the import takes a second
 
         super().__init__()
@@ -41,9 +62,15 @@ class TimmNetwork(nn.Module):
             raise ConfigurationError(f"timm has no model {name!r}{hint}")
         if stride not in (8, 16, 32):
             raise ConfigurationError(f"stride must be 8, 16 or 32, got {stride!r}")
-        self.network: Any = timm.create_model(name, num_classes=num_classes, in_chans=in_channels)
+        made = {"num_classes": num_classes, "in_chans": in_channels, **(settings or {})}
+        try:
+            self.network: Any = timm.create_model(name, pretrained=pretrained, **made)
+        except (TypeError, RuntimeError, OSError) as error:
+            told = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ConfigurationError(f"timm makes no {name} with {made}, pretrained {pretrained}: {told}") from None
         if stride != 32:
             _take_out_halvings(self.network, name, in_channels, stride)
+        adapt_network(self.network, adapt, self.network.default_cfg["classifier"], rank, targets, freeze)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, num_classes) of images (B, in_channels, H, W)."""

@@ -65,7 +65,7 @@ def test_answers(tmp_path: Path) -> None:
     assert " to FedAvgM)." in advice  # FedAdam's row; FedAvgM itself is not compared with itself
     assert "or more no better than FedAvg: " in advice
     assert "CAGrad (1)" in advice
-    assert "| FedAdam | +3.9 | 2 of 2 | **+2.9** | **+4.9** |" in text
+    assert "| FedAdam | +4.0 | 2 of 2 | **+2.9** | **+5.1** |" in text
     assert "2 of 2 | **−2.0** |" not in text
     assert "| **−2.0** |" in text
     assert "are above zero again" in text

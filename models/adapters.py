@@ -1,0 +1,85 @@
+"""What of a large network trains: all of it, its head, or thin matrices beside its frozen weights (LoRA)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import nn
+
+from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
+
+Adapt = Literal["full", "head", "lora"]
+
+
+def adapt(
+    network: nn.Module,
+    how: Adapt,
+    head: str,
+    rank: int = 8,
+    targets: Sequence[str] = (),
+    freeze: Sequence[str] = (),
+    alpha: float | None = None,
+) -> None:
+    """Choose what of a network trains, in place; the rest is frozen: it is no part of the federation's vectors.
+
+    LoRA adds to the frozen weight W of a layer ``alpha / rank`` times the product B A of two thin matrices (Hu et al.,
+    2022); B is zero at first. peft puts them in.
+
+    Args:
+        network: the network.
+        how: "full" trains all parameters, "head" the head alone, "lora" the head and the matrices.
+        head: name of the head, the last layer; "" if there is none to train.
+        rank: number of rows of A and of columns of B.
+        targets: names or patterns of the linear layers that get matrices, such as ``qkv`` or ``blocks.1.*``.
+        freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
+        alpha: numerator of the matrices' factor; None means twice the rank.
+
+    Raises:
+        ConfigurationError: ``how`` is none of the three, ``rank`` is below 1, a target is no linear layer, a pattern
+            has no parameter, or peft is not installed.
+    """
+    check_choice("adapt", how, "full", "head", "lora")
+    if how == "lora":
+        check_at_least(1, rank=rank)
+        _put_in(network, rank, targets, 2.0 * rank if alpha is None else alpha)
+    if how != "full":
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(".lora_" in name or (bool(head) and name.startswith(f"{head}.")))
+    names = [name for name, _ in network.named_parameters()]
+    for pattern in freeze:
+        frozen = [name for name in names if fnmatchcase(name, pattern)]
+        if not frozen:
+            raise ConfigurationError(f"freeze: no parameter has a name as {pattern!r}: {_near(pattern, names)}")
+        for name in frozen:
+            network.get_parameter(name).requires_grad_(False)
+
+
+def _put_in(network: nn.Module, rank: int, targets: Sequence[str], alpha: float) -> None:
+    """Put the matrices beside the layers that some names or patterns mean."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ConfigurationError("adapt: lora needs peft: pip install 'fl-lightning[lora]'") from None
+    layers = [name for name, part in network.named_modules() if _is_linear(part)]
+    chosen = list[str]()
+    for target in targets:
+        found = [name for name in layers if fnmatchcase(name, target) or f".{name}".endswith(f".{target}")]
+        if not found:
+            raise ConfigurationError(f"targets: no linear layer has a name as {target!r}: {_near(target, layers)}")
+        chosen += found
+    if not chosen:
+        raise ConfigurationError(f"targets must name linear layers for adapt: lora, such as {', '.join(layers[:6])}")
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen), network)  # type: ignore[arg-type]  # a factor need not be whole
+
+
+def _is_linear(part: nn.Module) -> bool:
+    """Tell whether a module is a linear layer; Conv1D is GPT-2's, with its weight transposed."""
+    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    last = sorted({part.rpartition(".")[2] for part in known})
+    near = nearest(name, [*known, *last])
+    return f"did you mean {near}?" if near else f"there are {', '.join(last)}"
