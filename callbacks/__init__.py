@@ -87,12 +87,16 @@ from fl_lightning.callbacks.compression.topk import TopK as TopK
 from fl_lightning.callbacks.privacy.client_dp import ClientDP as ClientDP
 from fl_lightning.callbacks.privacy.example_dp import ExampleDP as ExampleDP
 from fl_lightning.callbacks.privacy.local_dp import LocalDP as LocalDP
+from fl_lightning.callbacks.adapters.fedexlora import FedExLoRA as FedExLoRA
+from fl_lightning.callbacks.adapters.fedexlora import FLoRA as FLoRA
+from fl_lightning.callbacks.adapters.hetlora import HetLoRA as HetLoRA
 from fl_lightning.callbacks.attacks.alie import ALIE as ALIE
 from fl_lightning.callbacks.attacks.faults import FaultInjection as FaultInjection
 from fl_lightning.callbacks.attacks.gaussian import GaussianAttack as GaussianAttack
 from fl_lightning.callbacks.attacks.ipm import IPM as IPM
 from fl_lightning.callbacks.attacks.scaling import ScalingAttack as ScalingAttack
 from fl_lightning.callbacks.attacks.sign_flip import SignFlip as SignFlip
+from fl_lightning.callbacks.monitors.adapters import AggregationError as AggregationError
 from fl_lightning.callbacks.monitors.clients import ClientMonitor as ClientMonitor
 from fl_lightning.callbacks.monitors.coherence import CoherenceMonitor as CoherenceMonitor
 from fl_lightning.callbacks.monitors.conflict import ConflictMonitor as ConflictMonitor

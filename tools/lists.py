@@ -3,13 +3,13 @@
     make lists
 
 A new rule, attack or monitor needs three files only: the class in ``callbacks/server``, ``client``, ``personal``,
-``compression``, ``privacy``, ``attacks`` or ``monitors``, a YAML in ``configs/rules`` and a test; a new data set needs
-a class in ``datamodules/images``, ``sites`` or ``tables`` and a test. This script makes all lists of callbacks from
-the classes: from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go
-to the catalogue, which reports read without importing torch. The page of commands gets the ``--help`` of each command
-as it is printed. The options of the commands go to ``fl_lightning/fit/options.yaml``, by which a wrong option is
-refused before Lightning is imported: a new argument of the orchestrator is refused, too, until this script has run. A
-test checks that the files are up to date.
+``compression``, ``privacy``, ``adapters``, ``attacks`` or ``monitors``, a YAML in ``configs/rules`` and a test; a new
+data set needs a class in ``datamodules/images``, ``sites`` or ``tables`` and a test. This script makes all lists of
+callbacks from the classes: from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The
+metrics also go to the catalogue, which reports read without importing torch. The page of commands gets the ``--help``
+of each command as it is printed. The options of the commands go to ``fl_lightning/fit/options.yaml``, by which a wrong
+option is refused before Lightning is imported: a new argument of the orchestrator is refused, too, until this script
+has run. A test checks that the files are up to date.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from fl_lightning.runs.catalogue import FILE, Metric
 
 ROOT = Path(__file__).parents[1]
 MEASURES = ROOT / "docs" / "reference" / "measures.md"
-FOLDERS = ("server", "client", "personal", "compression", "privacy", "attacks", "monitors")  # of callbacks
+FOLDERS = ("server", "client", "personal", "compression", "privacy", "adapters", "attacks", "monitors")  # of callbacks
 ROOMS = {
     "callbacks": FOLDERS,
     "datamodules": ("images", "sites", "tables"),
@@ -51,6 +51,7 @@ SETTLING = (
     "personal",
     "compression",
     "privacy",
+    "adapters",
 )  # the folders of rules, whose tables say what each settles
 # Groups of server rules, by the part of a round that a rule settles ("refine": by the hook that the rule overrides). A
 # rule belongs to the first group that fits.
@@ -93,6 +94,7 @@ TABLES = {
     "Personal rules": "personal",
     "Compressors": "compression",
     "Private rules": "privacy",
+    "Rules for adapters": "adapters",
     "Attacks and faults": "attacks",
     "Monitors": "monitors",
 }

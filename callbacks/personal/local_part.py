@@ -13,13 +13,15 @@ class LocalPart(FederatedCallback):
 
     A client trains the whole model and sends the shared part alone; its own part waits for its next round. FedPer keeps
     the head, the last layers, and LG-FedAvg the body, the first ones. The global model's own values of the part are
-    never trained: only clients that have not taken part yet are served by them.
+    never trained: only clients that have not taken part yet are served by them. With adapters, ``*.lora_B.*`` is
+    FedSA-LoRA (Guo et al., 2025): clients share A, and each keeps its own B.
 
     Args:
-        parts: names of parameters, buffers or submodules of the client module, such as ``network.fc3``.
+        parts: names of parameters, buffers or submodules of the client module, such as ``network.fc3``, or patterns of
+            parameters and buffers, such as ``*.lora_B.*``.
 
     Raises:
-        ConfigurationError: ``parts`` is empty, or the client module has nothing of a name.
+        ConfigurationError: ``parts`` is empty, or the client module has nothing of a name or pattern.
     """
 
     def __init__(self, parts: Sequence[str]) -> None:

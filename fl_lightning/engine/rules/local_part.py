@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from torch import Tensor
 
@@ -39,9 +40,11 @@ class ClientPart:
         for name in names:
             if not any(_inside(known, [name]) for known in (*parameters, *buffers)):
                 known_names = [*dict(orchestrator.client.named_modules()), *parameters, *buffers]
+                segments = dict.fromkeys(segment for known in known_names for segment in known.split("."))
+                near = nearest(name.strip("*."), [*known_names, *segments]) or ", ".join(known_names[1:9])
                 raise ConfigurationError(
                     f"{type(rule).__name__}: {type(orchestrator.client).__name__} has no parameter, buffer or "
-                    f"submodule {name!r}: did you mean {nearest(name, known_names) or ', '.join(known_names[1:9])}?"
+                    f"submodule {name!r}: did you mean {near}?"
                 )
         self.columns = orchestrator.mask_of(known for known in parameters if _inside(known, names)).nonzero().flatten()
         self._slots = {slot: f"local.{known}" for slot, known in enumerate(buffers) if _inside(known, names)}
@@ -79,5 +82,6 @@ class ClientPart:
 
 
 def _inside(known: str, names: Sequence[str]) -> bool:
-    """Tell whether a parameter or buffer has one of some names, or lies in a submodule of such a name."""
-    return f"{known}.".startswith(tuple(f"{name}." for name in names))
+    """Tell whether a parameter or buffer has one of some names, lies in a submodule of such a name, or fits a pattern."""
+    in_submodule = f"{known}.".startswith(tuple(f"{name}." for name in names))
+    return in_submodule or any(fnmatchcase(known, name) for name in names)

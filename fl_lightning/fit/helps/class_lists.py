@@ -88,6 +88,7 @@ FOLDERS = {
     "personal": "rules that give each client a model of its own",
     "compression": "rules that let clients send fewer bytes",
     "privacy": "rules that add noise, and account for it",
+    "adapters": "rules for the adapters of large networks",
     "attacks": "attacks and faults",
     "monitors": "monitors, which change nothing",
 }
