@@ -168,7 +168,7 @@ def configs_of(cls: type[object]) -> list[str]:
     folder = ROOT / "configs"
     listed = {
         path.relative_to(folder).with_suffix("").as_posix(): _callbacks_in(yaml.safe_load(path.read_text()))
-        for path in sorted([*folder.glob("*.yaml"), *folder.glob("rules/*.yaml")])
+        for path in sorted([*folder.glob("*.yaml"), *folder.glob("rules/*.yaml"), *folder.glob("adapters/*.yaml")])
     }
     found = [name for name, classes in listed.items() if cls.__name__ in classes]
     return sorted(found, key=lambda name: (listed[name][0] != cls.__name__, name))[:CONFIGS]

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, overrides, rules_of
 from fl_lightning.callbacks.adapters.low_rank import (
     LowRank,
     adapters_of,
@@ -16,6 +16,7 @@ from fl_lightning.callbacks.adapters.low_rank import (
     shares_of,
 )
 
+UNDONE = {"updates", "reduction", "step"}  # parts of a round that FLoRA would undo
 Factors = tuple[Tensor, Tensor]  # (out, R) and (R, in), float64, on the CPU
 
 
@@ -67,13 +68,21 @@ class FLoRA(FedExLoRA):
     """Adds the mean of the clients' B A to the frozen weights, and starts the adapters anew (Wang et al., 2024).
 
     A is drawn as peft draws it, uniform within ±1/√in, and B is zero. The server sends the clients' matrices, stacked,
-    which ``bytes/down`` counts. Rules that correct updates or the server's step would be undone, and are refused.
+    which ``bytes/down`` counts. Rules that correct updates or the server's step are refused, since it would undo them.
 
     Raises:
-        ConfigurationError: as :class:`FedExLoRA`.
+        ConfigurationError: as :class:`FedExLoRA`; or another rule changes what becomes of the updates.
     """
 
-    settles = frozenset({"updates", "step"})
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        for rule in rules_of(trainer):
+            if rule.settles & UNDONE or rule.reduce is not None or overrides(rule, "update"):
+                raise ConfigurationError(
+                    f"FLoRA starts the adapters anew each round, and would undo what {type(rule).__name__} does: leave "
+                    "one of the two out, or take FedExLoRA"
+                )
 
     @override
     def refine(self, orchestrator: Server, cohort: Cohort) -> None:

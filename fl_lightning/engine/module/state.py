@@ -12,10 +12,15 @@ from torch import Tensor, nn
 
 from fl_lightning.engine.module.held import Held
 from fl_lightning.engine.module.params import Tree, registry
+from fl_lightning.engine.states.large import checksums, is_large, on_file
 
 Buffers = Sequence[Tensor | None]
 """Values of a module's buffers, in the order of ``module.buffers()``, of its frozen parameters, in that of
 ``module.parameters()``, and of the buffers that are None, which a client may set."""
+
+
+Copies = dict[tuple[int, int | None], Tensor | None]
+"""Copies of large frozen parameters, by the parameter's id and its checksum."""
 
 
 class ModuleState:
@@ -23,11 +28,13 @@ class ModuleState:
 
     Remembered are buffers, frozen parameters, registered parameters, submodules and hooks, ``requires_grad`` flags,
     training modes, extra state (``get_extra_state``), and all other attributes with whatever they hold (:class:`Held`):
-    containers, objects, random number generators, torchmetrics objects.
+    containers, objects, random number generators, torchmetrics objects. Copies of large frozen parameters lie in files
+    (:mod:`fl_lightning.engine.states.large`).
 
     Args:
         module: the module, which is remembered as it is now.
-        before: an earlier memory of the module, whose list of objects is taken over if no attribute has changed since.
+        before: an earlier memory of the module, whose list of objects is taken over if no attribute has changed since,
+            and whose copies of large frozen parameters are, as far as these are the same.
 
     Attributes:
         beyond: names of the attributes that cannot be put back, each with the type of the object that forbids it.
@@ -41,7 +48,9 @@ class ModuleState:
         self._flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
         self._device = next((parameter.device for parameter, _ in self._flags), torch.device("cpu"))
         self._extra = [(p, deepcopy(p.get_extra_state())) for p in module.modules() if _has_extra_state(p)]
-        self._slots = _slots(module)
+        self._slots = _slots(module, {} if before is None else before._copies)
+        large = [slot for slot in self._slots if slot.checksum is not None]
+        self._copies: Copies = {(id(slot.tensor), slot.checksum): slot.value for slot in large}
         if before is not None and not before._held.is_changed():
             self._held = before._held
         else:
@@ -75,12 +84,11 @@ class ModuleState:
 
     def of(self, named: Mapping[str, Tensor | None]) -> Buffers:
         """Return the state tensors of a module of this kind, given by their names: copies of those that differ."""
-        remembered = self.buffers
         now = [named.get(slot.path) for slot in self._slots]
         values: list[Tensor | None] = []
-        for new, old, is_same in zip(now, remembered, _are_same(now, remembered), strict=True):
+        for new, slot, is_same in zip(now, self._slots, _are_as_remembered(now, self._slots), strict=True):
             if new is None or is_same:
-                values.append(old)
+                values.append(slot.value)
             else:
                 values.append(new.detach().clone())
         return values
@@ -94,6 +102,8 @@ class ModuleState:
                 now = slot.registry.get(slot.name)
                 if now is None:
                     slot.registry[slot.name] = value.to(self._device).clone()
+                elif value is slot.value:
+                    slot.put_back(now)
                 else:
                     _put(now, value.to(self._device))
 
@@ -116,8 +126,8 @@ class ModuleState:
             module.set_extra_state(deepcopy(state))
         with torch.no_grad():
             for slot in self._slots:
-                if slot.tensor is not None and slot.value is not None:
-                    _put(slot.tensor, slot.value)
+                if slot.tensor is not None:
+                    slot.put_back(slot.tensor)
             for tensor, value in zip(self._held.tensors, self._values, strict=True):
                 _put(tensor, value)
         return names
@@ -137,17 +147,32 @@ class _Slot:
         name: the name in the dict.
         tensor: the registered object, None for an empty buffer.
         value: a copy of the tensor.
+        checksum: that of a large frozen parameter, whose copy lies in a file.
     """
 
     path: str
     registry: dict[str, Any]
     name: str
     tensor: Tensor | None
-    value: Tensor | None
+    value: Tensor | None = None
+    checksum: int | None = None
+
+    def put_back(self, now: Tensor) -> None:
+        """Give a tensor the remembered value, unless it has the value."""
+        assert self.value is not None
+        if self.checksum is None:
+            _put(now, self.value)
+        elif not _has_checksum(now, self):
+            overwrite(now, self.value.to(now.device))
 
 
-def _slots(module: nn.Module) -> list[_Slot]:
-    """Find the state tensors of a module; a tensor that is registered twice has one slot."""
+def _slots(module: nn.Module, copies: Copies) -> list[_Slot]:
+    """Find the state tensors of a module; a tensor that is registered twice has one slot.
+
+    Args:
+        module: the module.
+        copies: earlier copies of large frozen parameters.
+    """
     parts = list(module.named_modules())
     buffers = [(path, registry(part, "_buffers")) for path, part in parts]
     parameters = [(path, registry(part, "_parameters")) for path, part in parts]
@@ -155,12 +180,23 @@ def _slots(module: nn.Module) -> list[_Slot]:
     for path, own in [*buffers, *parameters]:
         for name, tensor in own.items():
             if tensor is not None and not tensor.requires_grad and id(tensor) not in filled:
-                filled[id(tensor)] = _Slot(_full_name(path, name), own, name, tensor, tensor.detach().clone())
+                filled[id(tensor)] = _Slot(_full_name(path, name), own, name, tensor)
+    large: dict[int, Tensor] = {}
+    for place, slot in filled.items():
+        assert slot.tensor is not None
+        if is_large(slot.tensor):
+            large[place] = slot.tensor
+        else:
+            slot.value = slot.tensor.detach().clone()
+    for (place, tensor), checksum in zip(large.items(), checksums(list(large.values())), strict=True):
+        copy = copies.get((place, checksum))
+        filled[place].checksum = checksum
+        filled[place].value = on_file(tensor) if copy is None else copy
     empty: list[_Slot] = []
     for path, own in buffers:
         for name, tensor in own.items():
             if tensor is None:
-                empty.append(_Slot(_full_name(path, name), own, name, None, None))
+                empty.append(_Slot(_full_name(path, name), own, name, None))
     return [*filled.values(), *empty]
 
 
@@ -175,6 +211,25 @@ def make_room(module: nn.Module, state: Mapping[str, Any]) -> None:
 
 def _full_name(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+def _are_as_remembered(tensors: Sequence[Tensor | None], slots: Sequence[_Slot]) -> list[bool]:
+    """Tell for each tensor whether it has the value that its slot remembers; False where one is missing."""
+    remembered = [None if slot.checksum is not None else slot.value for slot in slots]
+    answers = _are_same(tensors, remembered)
+    for place, (tensor, slot) in enumerate(zip(tensors, slots, strict=True)):
+        if tensor is not None and slot.checksum is not None:
+            answers[place] = _has_checksum(tensor, slot)
+    return answers
+
+
+def _has_checksum(tensor: Tensor, slot: _Slot) -> bool:
+    """Tell whether a tensor has shape, dtype and checksum of a large frozen parameter."""
+    value = slot.value
+    assert value is not None
+    if tensor.shape != value.shape or tensor.dtype is not value.dtype or not tensor.is_contiguous():
+        return False
+    return checksums([tensor]) == [slot.checksum]
 
 
 def _are_same(tensors: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[bool]:

@@ -82,6 +82,6 @@ class ClientPart:
 
 
 def _inside(known: str, names: Sequence[str]) -> bool:
-    """Tell whether a parameter or buffer has one of some names, lies in a submodule of such a name, or fits a pattern."""
+    """Tell whether a parameter or buffer has a name, lies in a submodule of that name, or fits a pattern."""
     in_submodule = f"{known}.".startswith(tuple(f"{name}." for name in names))
     return in_submodule or any(fnmatchcase(known, name) for name in names)

@@ -233,7 +233,7 @@ class Server(LightningModule):
         Random numbers are seeded by the round and the purpose, logged metrics are dropped, and all of the module but
         its trainable parameters is restored.
         """
-        state = ModuleState(self.client)
+        state = ModuleState(self.client, self._state)
         with isolated(self.device):
             seed_globals(derive(self.seed, purpose, self.round), self.device)
             try:

@@ -160,7 +160,8 @@ def tell_shortened(names: Sequence[str], results: Sequence[Any], now: Sequence[A
     """Say once which buffers hold vectors of unit norm on each of the K clients, but not in the global model."""
     rows = [result.buffers for result in results]
     for name, mean, *values in zip(names, now, *rows, strict=True):
-        if name not in told and _is_shortened(mean, values):
+        is_changed = any(value is not mean for value in values)
+        if is_changed and name not in told and _is_shortened(mean, values):
             told.add(name)
             rank_zero_warn(
                 f"{name} holds vectors of unit norm on every client, but shorter ones, their means, in the global "

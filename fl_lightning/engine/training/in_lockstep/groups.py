@@ -106,7 +106,7 @@ class Groups:
         optimizer = self.steps.start(runs, round.factors)
         self._start(round, runs)
         # Rules may add hooks of their own to the module when a client starts.
-        state = ModuleState(module) if round.state.is_changed() else round.state
+        state = ModuleState(module, round.state) if round.state.is_changed() else round.state
         group = StackedRun(runs, optimizer, draws)
         shown.begin(runs[0], logs=group)
         seed_globals(seed, self.alone.orchestrator.device)

@@ -1,0 +1,64 @@
+"""Large frozen parameters: a copy in a file in place of memory, and a checksum that tells whether one has changed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+LARGE = 1 << 22  # bytes of the smallest frozen parameter that is copied into a file
+PART = 1 << 18  # entries that are summed at once
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an entry
+
+
+def is_large(tensor: Tensor) -> bool:
+    """Tell whether a frozen parameter is copied into a file."""
+    plain = tensor.layout is torch.strided and tensor.is_contiguous() and tensor.element_size() in WORDS
+    return isinstance(tensor, nn.Parameter) and plain and tensor.nbytes >= LARGE
+
+
+def on_file(tensor: Tensor) -> Tensor:
+    """Copy a tensor into a file without a name, and map the file: the copy takes memory only while it is read."""
+    file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115  # the mapping outlives it
+    with file:
+        tensor.detach().cpu().view(-1).view(torch.uint8).numpy().tofile(file)
+    mapped = torch.from_file(file.name, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+    Path(file.name).unlink()
+    return mapped
+
+
+def checksums(tensors: Sequence[Tensor]) -> list[int]:
+    """Sum the bits of each tensor, each word times a number of its place, modulo 2⁶⁴.
+
+    Tensors that differ in any way have other sums, but for one chance in some 10¹⁹:
+
+    >>> import torch
+    >>> from fl_lightning.engine.states.large import checksums
+    >>> one, swapped, same = checksums([torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0]), torch.tensor([1.0, 2.0])])
+    >>> one == swapped, one == same
+    (False, True)
+
+    Args:
+        tensors: contiguous tensors.
+    """
+    sums = [_checksum(tensor.detach()) for tensor in tensors]
+    return torch.stack(sums).tolist() if sums else []
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    words = tensor.view(-1).view(WORDS[tensor.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for place, part in enumerate(torch.split(words, PART)):
+        total += (part.long() * _factors(tensor.device)[: len(part)]).sum() * (2 * place + 1)
+    return total
+
+
+@cache
+def _factors(device: torch.device) -> Tensor:
+    """Draw the odd numbers (PART,) by which words are multiplied, the same in all processes."""
+    drawn = torch.randint(1 << 62, (PART,), generator=torch.Generator().manual_seed(0))
+    return (2 * drawn + 1).to(device)
