@@ -60,6 +60,7 @@ class ImageClassifier(LightningModule):
         check_choice("scheduler_interval", scheduler_interval, "epoch", "step")
         self.scheduler_interval = scheduler_interval
         self.network, self.num_classes = network, num_classes
+        self.pretrained = [f"network.{name}" for name in getattr(network, "pretrained", ())]  # what was downloaded
         self.optimizer, self.scheduler = optimizer, scheduler
         self.metrics = nn.ModuleDict({stage: self._metrics(f"{stage}/") for stage in ("val", "test")})
 

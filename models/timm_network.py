@@ -64,13 +64,16 @@ class TimmNetwork(nn.Module):
             raise ConfigurationError(f"stride must be 8, 16 or 32, got {stride!r}")
         made = {"num_classes": num_classes, "in_chans": in_channels, **(settings or {})}
         try:
-            self.network: Any = timm.create_model(name, pretrained=pretrained, **made)
+            self.network = timm.create_model(name, pretrained=pretrained, **made)
         except (TypeError, RuntimeError, OSError) as error:
             told = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise ConfigurationError(f"timm makes no {name} with {made}, pretrained {pretrained}: {told}") from None
         if stride != 32:
             _take_out_halvings(self.network, name, in_channels, stride)
-        adapt_network(self.network, adapt, self.network.default_cfg["classifier"], rank, targets, freeze)
+        downloaded = set(map(id, self.network.parameters())) if pretrained else set()
+        head: Any = self.network.default_cfg
+        adapt_network(self.network, adapt, head["classifier"], rank, targets, freeze)
+        self.pretrained = [name for name, own in self.named_parameters() if id(own) in downloaded]
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, num_classes) of images (B, in_channels, H, W)."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.hosting.initial import start_from
-from fl_lightning.engine.hosting.saving import check_state, own_names
+from fl_lightning.engine.hosting.saving import LEFT_OUT, check_state, fill_in, own_names
 from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import whole
@@ -82,7 +82,7 @@ def export(
     config = {} if NOT_RECORDED in config else config  # of a run from Python, which has no arguments to rely on
     plain = _plain(content, config)
     program = None
-    if out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or _init_from(config))):
+    if plain.get(LEFT_OUT) or out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or _init_from(config))):
         module = _load_values(module or _make_module(config, path), plain, config)
         plain["state_dict"] = nn.Module.state_dict(module)
     if out.suffix == ".pt2" and module:
@@ -177,11 +177,13 @@ def _make_module(config: Mapping[str, Any], path: Path) -> LightningModule:
         return _make(LightningModule, _class_in(config, "model", "client"))
 
 
-def _load_values(module: LightningModule, plain: Mapping[str, Any], config: Mapping[str, Any]) -> LightningModule:
+def _load_values(module: LightningModule, plain: dict[str, Any], config: Mapping[str, Any]) -> LightningModule:
     """Copy a checkpoint's tensors into a module, as ``load_from_checkpoint`` does; others get the values of the run."""
     module.configure_model()
-    if (source := _init_from(config)) and not module.strict_loading:
+    if (source := _init_from(config)) and (plain.get(LEFT_OUT) or not module.strict_loading):
         start_from(module, str(checkpoint_of(Path(source))))
+    fill_in(plain, module)
+    plain.pop(LEFT_OUT, None)
     plain = dict(plain)
     module.on_load_checkpoint(plain)
     if not is_overridden("load_state_dict", module, LightningModule):

@@ -12,25 +12,29 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fl_lightning.engine.hosting.saving import own_names, shape
+from fl_lightning.engine.hosting.saving import LEFT_OUT, own_names, shape
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import isolated
 
 TIMM = "timm:"
 
 
-def start_from(module: LightningModule, source: str) -> None:
+def start_from(module: LightningModule, source: str) -> set[str]:
     """Copy the tensors of a file, or timm's pretrained weights, into a module, and log one line about them.
 
     The names may be the module's, or those of one of its submodules: the submodule that has most of the names. The last
     layer with parameters is the head. A head with another number of outputs, or one that is missing in the source,
-    keeps the module's own initial values. All other tensors must fit, unless the module's ``strict_loading`` is False:
-    then tensors that only the module or only the source has are ignored.
+    keeps the module's own initial values, and so do adapters that peft has put around layers. All other tensors must
+    fit, unless the module's ``strict_loading`` is False: then tensors that only the module or only the source has are
+    ignored.
 
     Args:
         module: the client module.
         source: a Lightning checkpoint, a state_dict (``.safetensors``, or written by ``torch.save``), a checkpoint of a
             federated run, or ``timm:`` and a model name of timm.
+
+    Returns:
+        The names of the tensors that the source has given.
 
     Raises:
         ConfigurationError: there are no such weights, or they do not fit.
@@ -48,17 +52,23 @@ def start_from(module: LightningModule, source: str) -> None:
         for name, value in own.items()
         if name.rpartition(".")[0] == head and _is_other_head(value, saved.get(name))
     ]
-    expected = {name: value for name, value in own.items() if name.startswith(part) and name not in kept}
+    around = tuple(f"{name.partition('.base_layer.')[0]}." for name in own if ".base_layer." in name)
+    adapters = {name for name in own if name.startswith(around) and ".base_layer." not in name and name not in saved}
+    expected = {}
+    for name, value in own.items():
+        if name.startswith(part) and name not in kept and name not in adapters:
+            expected[name] = value
     fitting = {name: value for name, value in saved.items() if name not in kept}
     _check_fit(module, source, expected, fitting)
-    number = len(fitting.keys() & own.keys())
+    given = fitting.keys() & own.keys()
     own.update(fitting)  # keeps the versions of the modules' states, which safetensors does not hold
     nn.Module.load_state_dict(module, own, strict=False)
     into = f"{type(module).__name__}.{part}".removesuffix(".")
-    line = f"init_from: {source} gives {into} {number} tensors"
+    line = f"init_from: {source} gives {into} {len(given)} tensors"
     if kept:
         line += f"; {head}, missing or of another size there, keeps its own initial values"
     rank_zero_info(line)
+    return given
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -76,12 +86,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         safe = path.suffix == ".safetensors"
         content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
         state = content.get("state_dict", content)
-        return dict(own_names(state) if "rounds_done" in content else state)
+        found = dict(own_names(state) if "rounds_done" in content else state)
+        lacks = content.get(LEFT_OUT)
     except Exception:  # whatever a damaged file makes the two libraries raise
         raise ConfigurationError(
             f"init_from: {path} holds no state_dict: expected a Lightning checkpoint, or a file of tensors by name, "
             "written by safetensors or by torch.save(module.state_dict(), …)"
         ) from None
+    if lacks:
+        raise ConfigurationError(
+            f"init_from: {path} lacks frozen weights that its run was given, such as {next(iter(lacks))}: write all of "
+            "them to a file by fl-lightning export RUN weights.safetensors, and give that file"
+        )
+    return found
 
 
 def _of_timm(name: str) -> dict[str, Tensor]:

@@ -10,9 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
+from fl_lightning.engine.states.large import checksums
 from fl_lightning.errors import ConfigurationError
 
 PREFIX = "client."
+LEFT_OUT = "left_out"  # in a checkpoint, the checksums of frozen parameters that it lacks, by their names
 
 
 def own_names(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,6 +99,47 @@ def check_state(own: Mapping[str, Any], saved: Mapping[str, Any], strict: bool =
 
 def _shape_in(state: Mapping[str, Any], name: str) -> object:
     return shape(state[name]) if name in state else "no such tensor"
+
+
+def frozen_sums(module: nn.Module) -> dict[str, int]:
+    """Compute the checksums of a module's frozen parameters, by their names."""
+    frozen = {name: own.detach().contiguous() for name, own in module.named_parameters() if not own.requires_grad}
+    return dict(zip(frozen, checksums(list(frozen.values())), strict=True))
+
+
+def leave_out(checkpoint: dict[str, Any], module: nn.Module, given: Mapping[str, int]) -> None:
+    """Take the frozen parameters that are still as a run was given them out of a checkpoint, and note their checksums.
+
+    Args:
+        checkpoint: the checkpoint, with the module's own names.
+        module: the client module.
+        given: the checksums of the frozen parameters that the run was given, by their names.
+    """
+    if not given:
+        return
+    now = frozen_sums(module)
+    names = [name for name in given if now.get(name) == given[name] and name in checkpoint["state_dict"]]
+    checkpoint[LEFT_OUT] = {name: given[name] for name in names}
+    for name in names:
+        del checkpoint["state_dict"][name]
+
+
+def fill_in(checkpoint: dict[str, Any], module: nn.Module) -> None:
+    """Give a checkpoint the frozen parameters that it lacks, from a module that was given the same.
+
+    Raises:
+        ConfigurationError: the module has others.
+    """
+    left_out: dict[str, int] = checkpoint.get(LEFT_OUT, {})
+    own = frozen_sums(module) if left_out else {}
+    for name, expected in left_out.items():
+        if own.get(name) != expected:
+            raise ConfigurationError(
+                f"the checkpoint lacks {name}, a frozen parameter that the run was given and never changed, and "
+                f"{type(module).__name__} has another one here: give it the same weights by model.init_from, or the "
+                "network's pretrained"
+            )
+        checkpoint["state_dict"][name] = module.get_parameter(name).detach()
 
 
 def check_orders(own: Sequence[list[int] | None], saved: Sequence[list[int] | None] | None) -> None:
