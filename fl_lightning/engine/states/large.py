@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+
+from fl_lightning.errors import ConfigurationError
 
 LARGE = 1 << 22  # bytes of the smallest frozen parameter that is copied into a file
 PART = 1 << 18  # entries that are summed at once
@@ -22,13 +25,24 @@ def is_large(tensor: Tensor) -> bool:
 
 
 def on_file(tensor: Tensor) -> Tensor:
-    """Copy a tensor into a file without a name, and map the file: the copy takes memory only while it is read."""
+    """Copy a tensor into a file without a name, and map the file: the copy takes memory only while it is read.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
     file = tempfile.NamedTemporaryFile(delete=False)  # noqa: SIM115  # the mapping outlives it
-    with file:
-        tensor.detach().cpu().view(-1).view(torch.uint8).numpy().tofile(file)
-    mapped = torch.from_file(file.name, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
-    Path(file.name).unlink()
-    return mapped
+    try:
+        with file:
+            tensor.detach().cpu().view(-1).view(torch.uint8).numpy().tofile(file)
+        return torch.from_file(file.name, size=tensor.numel(), dtype=tensor.dtype).view(tensor.shape)
+    except OSError as error:
+        raise ConfigurationError(
+            f"a copy of a frozen parameter of {tensor.nbytes:,} bytes cannot be written to {tempfile.gettempdir()}: "
+            f"{error}: make room there, or set TMPDIR to another folder"
+        ) from None
+    finally:
+        with suppress(PermissionError):  # on Windows, a mapped file stays
+            Path(file.name).unlink()
 
 
 def checksums(tensors: Sequence[Tensor]) -> list[int]:

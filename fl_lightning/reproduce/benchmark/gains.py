@@ -27,15 +27,15 @@ def gains(results: pd.DataFrame, measure: str) -> pd.DataFrame:
         measure: name of the column to compare.
 
     Returns:
-        One row per method, FedAvg first, the others by their gain: ``level`` (mean over the seeds), ``gain`` and
-        ``half`` (mean difference to FedAvg, half of its 95 % t interval), ``p`` (paired two-sided t test against 0, by
-        Holm's method over the methods), ``beats`` and ``loses`` (whether the gain is clear), ``momentum`` and
-        ``momentum_half`` (difference to FedAvgM), ``seconds`` and ``bytes`` (medians, in FedAvg's), ``before`` and
-        ``after`` (share of the pairs of updates in conflict).
+        One row per method, FedAvg first, the others by their gain: ``level`` (mean over the seeds), ``seeds`` (number
+        of runs that ended), ``gain`` and ``half`` (mean difference to FedAvg, half of its 95 % t interval), ``p``
+        (paired two-sided t test against 0, by Holm's method over the methods), ``beats`` and ``loses`` (whether the
+        gain is clear), ``momentum`` and ``momentum_half`` (difference to FedAvgM), ``seconds`` and ``bytes`` (medians,
+        in FedAvg's), ``before`` and ``after`` (share of the pairs of updates in conflict).
     """
     values = results.pivot_table(index="seed", columns=METHOD, values=measure)
     apart = values.sub(values[BASELINE], axis=0)
-    table = pd.DataFrame({"level": values.mean()})
+    table = pd.DataFrame({"level": values.mean(), "seeds": values.count()})
     table[["gain", "half"]] = [interval(apart[method]) for method in table.index]
     table["p"] = holm([_p(apart[method]) for method in table.index])
     table["beats"] = (table["p"] < LEVEL) & (table["gain"] > 0)

@@ -266,7 +266,9 @@ def results_of(id: str, out: Path, scale: str = "") -> pd.DataFrame:
 def _rows(own: pd.DataFrame) -> list[list[str]]:
     """Write the gains of a problem's methods, with the columns of HEAD."""
     rows = []
+    asked = own["seeds"].max()
     for row in own.reset_index().to_dict("records"):
+        name = row[METHOD] if row["seeds"] == asked else f"{row[METHOD]} ({row['seeds']} of {asked} seeds)"
         is_clear = row["beats"] or row["loses"]
         star = " *" if is_clear else ""
         level = fixed(row["level"], 1)
@@ -274,7 +276,7 @@ def _rows(own: pd.DataFrame) -> list[list[str]]:
         momentum = _points(row["momentum"], row["momentum_half"])
         costs = [f"× {fixed(row[cost], 1)}" for cost in ("seconds", "bytes")]
         conflict = f"{fixed(row['before'], 2)} → {fixed(row['after'], 2)}"
-        rows.append([row[METHOD], level, f"{gain}{star}", fixed(row["p"], 3), momentum, *costs, conflict])
+        rows.append([name, level, f"{gain}{star}", fixed(row["p"], 3), momentum, *costs, conflict])
     return rows
 
 

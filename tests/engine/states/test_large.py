@@ -1,0 +1,97 @@
+"""Large frozen parameters are remembered in files: what a client changes there is seen, averaged and put back."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from fl_lightning import ConfigurationError
+from fl_lightning.engine.module import state as module_state
+from fl_lightning.engine.module.state import ModuleState
+from fl_lightning.engine.states.large import LARGE, checksums, is_large, on_file
+
+
+class Frozen(LightningModule):
+    """A large frozen parameter, a small one, and one that trains."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.large = nn.Parameter(torch.randn(1024, LARGE // 4096 * 2).to(dtype), requires_grad=False)
+        self.small = nn.Parameter(torch.randn(3), requires_grad=False)
+        self.trains = nn.Parameter(torch.zeros(3))
+
+
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "one entry": lambda weight: weight[5, 7].add_(1),
+    "behind autograd's back": lambda weight: weight.data[0, 0].mul_(2),
+    "two entries swapped": lambda weight: weight.data.copy_(weight.data.roll(1, 0)),
+    "another tensor": lambda weight: setattr(weight, "data", weight.data.flip(0)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_seen_and_put_back(change: Callable[[Tensor], Any], dtype: torch.dtype) -> None:
+    module = Frozen(dtype)
+    before = module.large.detach().clone()
+    state = ModuleState(module)
+    place = state.names.index("large")
+    assert state.read()[place] is state.buffers[place]
+    change(module.large)
+    now = state.read()[place]
+    assert now is not state.buffers[place]
+    assert torch.equal(now, module.large)  # type: ignore[arg-type]  # a tensor, not None
+    state.restore()
+    assert torch.equal(module.large, before)
+    assert state.read()[place] is state.buffers[place]
+
+
+def test_a_copy_is_written_once_for_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = list[Tensor]()
+
+    def counted(tensor: Tensor) -> Tensor:
+        written.append(tensor)
+        return on_file(tensor)
+
+    monkeypatch.setattr(module_state, "on_file", counted)
+    module = Frozen()
+    first = ModuleState(module)
+    second = ModuleState(module, first)
+    assert len(written) == 1
+    place = first.names.index("large")
+    assert second.buffers[place] is first.buffers[place]
+    module.large.data.add_(1)
+    third = ModuleState(module, second)
+    assert len(written) == 2
+    assert torch.equal(third.buffers[place], module.large)  # type: ignore[arg-type]  # a tensor, not None
+    third.write(first.buffers)
+    assert torch.equal(module.large, first.buffers[place])  # type: ignore[arg-type]  # a tensor, not None
+
+
+def test_no_file_stays_and_no_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    weight = Frozen().large
+    assert is_large(weight)
+    assert not is_large(Frozen().small)
+    assert torch.equal(on_file(weight), weight)
+    assert not list(tmp_path.iterdir())
+    if not Path("/dev/full").exists():
+        pytest.skip("no full device")
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: open("/dev/full", "wb"))  # noqa: SIM115, PTH123
+    monkeypatch.setattr(Path, "unlink", lambda self: None)
+    with pytest.raises(ConfigurationError, match=r"a copy of a frozen parameter of 8,388,608 bytes cannot be written"):
+        on_file(weight)
+
+
+def test_checksums_of_several_parts() -> None:
+    """Two parts, in either order."""
+    halves = torch.arange(2 << 18, dtype=torch.int32).view(2, -1)
+    one, other, same = checksums([halves, halves.flip(0), halves.clone()])
+    assert one == same != other
+    assert checksums([]) == []
