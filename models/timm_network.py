@@ -70,7 +70,8 @@ class TimmNetwork(nn.Module):
             raise ConfigurationError(f"timm makes no {name} with {made}, pretrained {pretrained}: {told}") from None
         if stride != 32:
             _take_out_halvings(self.network, name, in_channels, stride)
-        adapt_network(self.network, adapt, self.network.default_cfg["classifier"], rank, targets, freeze)
+        facts: dict[str, Any] = self.network.default_cfg  # type: ignore[assignment]  # timm gives each network one
+        adapt_network(self.network, adapt, facts["classifier"], rank, targets, freeze)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, num_classes) of images (B, in_channels, H, W)."""
