@@ -24,8 +24,8 @@ def start_from(module: LightningModule, source: str) -> None:
 
     The names may be the module's, or those of one of its submodules: the submodule that has most of the names. The last
     layer with parameters is the head. A head with another number of outputs, or one that is missing in the source,
-    keeps the module's own initial values. All other tensors must fit, unless the module's ``strict_loading`` is False:
-    then tensors that only the module or only the source has are ignored.
+    keeps the module's own initial values, as peft's matrices do (LoRA). All other tensors must fit, unless the module's
+    ``strict_loading`` is False: then tensors that only the module or only the source has are ignored.
 
     Args:
         module: the client module.
@@ -116,7 +116,7 @@ def _check_fit(module: LightningModule, source: str, own: Mapping[str, Any], sav
     missing = []
     for name, value in own.items():
         is_tied = isinstance(value, Tensor) and value.data_ptr() in places
-        if name not in common and not is_tied:
+        if name not in common and not is_tied and ".lora_" not in name:
             missing.append(name)
     unexpected = [name for name in saved if name not in own]
     reshaped = [name for name in common if shape(saved[name]) != shape(own[name])]
