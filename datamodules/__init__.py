@@ -50,6 +50,7 @@ from fl_lightning.datamodules.sites.leaf import Leaf as Leaf
 from fl_lightning.datamodules.sites.pfllib import PFLlib as PFLlib
 from fl_lightning.datamodules.tables.flower_datasets import FlowerDatasets as FlowerDatasets
 from fl_lightning.datamodules.tables.huggingface import HuggingFace as HuggingFace
+from fl_lightning.datamodules.tables.markov import MarkovTexts as MarkovTexts
 from fl_lightning.datamodules.tables.synthetic import Synthetic as Synthetic
 from fl_lightning.datamodules.tables.table import Table as Table
 from fl_lightning.datamodules.tables.tensors import Tensors as Tensors

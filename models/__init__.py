@@ -10,8 +10,11 @@ from fl_lightning.models.cnn import LeNet as LeNet
 from fl_lightning.models.cnn import PooledCNN as PooledCNN
 from fl_lightning.models.cnn import SimpleCNN as SimpleCNN
 from fl_lightning.models.cnn import TwoLayerCNN as TwoLayerCNN
-from fl_lightning.models.detector import Detector as Detector
+from fl_lightning.models.detection.detector import Detector as Detector
+from fl_lightning.models.detection.yolo import YOLOv8 as YOLOv8
 from fl_lightning.models.group_norm import WithGroupNorm as WithGroupNorm
+from fl_lightning.models.language import CausalLM as CausalLM
+from fl_lightning.models.language import TextTransformer as TextTransformer
 from fl_lightning.models.mlp import LogisticRegression as LogisticRegression
 from fl_lightning.models.mlp import MultilayerPerceptron as MultilayerPerceptron
 from fl_lightning.models.mlp import TwoNN as TwoNN
@@ -21,6 +24,5 @@ from fl_lightning.models.text import BagOfWords as BagOfWords
 from fl_lightning.models.text import CharLSTM as CharLSTM
 from fl_lightning.models.text import TextLSTM as TextLSTM
 from fl_lightning.models.timm_network import TimmNetwork as TimmNetwork
-from fl_lightning.models.yolo import YOLOv8 as YOLOv8
 
 __all__ = [name for name, value in vars().items() if callable(value)]

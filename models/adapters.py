@@ -16,7 +16,7 @@ Adapt = Literal["full", "head", "lora"]
 def adapt(
     network: nn.Module,
     how: Adapt,
-    head: str,
+    head: str | Sequence[str],
     rank: int = 8,
     targets: Sequence[str] = (),
     freeze: Sequence[str] = (),
@@ -30,7 +30,7 @@ def adapt(
     Args:
         network: the network.
         how: "full" trains all parameters, "head" the head alone, "lora" the head and the matrices.
-        head: name of the head, the last layer; "" if there is none to train.
+        head: name of the head, the last layer, or a list of the names of its parts; "" if there is none to train.
         rank: number of rows of A and of columns of B.
         targets: names or patterns of the linear layers that get matrices, such as ``qkv`` or ``blocks.1.*``.
         freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
@@ -41,12 +41,16 @@ def adapt(
             has no parameter, or peft is not installed.
     """
     check_choice("adapt", how, "full", "head", "lora")
+    parts = [head] if isinstance(head, str) else head
+    in_head: set[nn.Parameter] = set()  # not by name: a head may share its weight with the first layer
+    for part in filter(None, parts):
+        in_head.update(network.get_submodule(part).parameters())
     if how == "lora":
         check_at_least(1, rank=rank)
         _put_in(network, rank, targets, 2.0 * rank if alpha is None else alpha)
     if how != "full":
         for name, parameter in network.named_parameters():
-            parameter.requires_grad_(".lora_" in name or (bool(head) and name.startswith(f"{head}.")))
+            parameter.requires_grad_(".lora_" in name or parameter in in_head)
     names = [name for name, _ in network.named_parameters()]
     for pattern in freeze:
         frozen = [name for name in names if fnmatchcase(name, pattern)]
@@ -70,8 +74,11 @@ def _put_in(network: nn.Module, rank: int, targets: Sequence[str], alpha: float)
             raise ConfigurationError(f"targets: no linear layer has a name as {target!r}: {_near(target, layers)}")
         chosen += found
     if not chosen:
-        raise ConfigurationError(f"targets must name linear layers for adapt: lora, such as {', '.join(layers[:6])}")
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen), network)  # type: ignore[arg-type]  # a factor need not be whole
+        last = dict.fromkeys(name.rpartition(".")[2] for name in layers)
+        raise ConfigurationError(f"targets must name linear layers for adapt: lora, such as {', '.join([*last][:6])}")
+    transposed = all(type(network.get_submodule(name)).__name__ == "Conv1D" for name in chosen)
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, fan_in_fan_out=transposed)  # type: ignore[arg-type]  # a factor need not be whole
+    inject_adapter_in_model(config, network)
 
 
 def _is_linear(part: nn.Module) -> bool:

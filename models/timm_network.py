@@ -70,10 +70,10 @@ class TimmNetwork(nn.Module):
             raise ConfigurationError(f"timm makes no {name} with {made}, pretrained {pretrained}: {told}") from None
         if stride != 32:
             _take_out_halvings(self.network, name, in_channels, stride)
-        downloaded = set(map(id, self.network.parameters())) if pretrained else set()
-        head: Any = self.network.default_cfg
-        adapt_network(self.network, adapt, head["classifier"], rank, targets, freeze)
-        self.pretrained = [name for name, own in self.named_parameters() if id(own) in downloaded]
+        downloaded = set(self.network.parameters()) if pretrained else set()
+        facts: dict[str, Any] = self.network.default_cfg  # type: ignore[assignment]  # timm gives each network one
+        adapt_network(self.network, adapt, facts["classifier"], rank, targets, freeze)
+        self.pretrained = [name for name, own in self.named_parameters() if own in downloaded]
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, num_classes) of images (B, in_channels, H, W)."""

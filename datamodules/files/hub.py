@@ -62,7 +62,7 @@ def _read_local(datasets: Any, place: Path, subset: str | None) -> Any:
 
 def _read_hub(datasets: Any, name: str, subset: str | None) -> Any:
     offline = datasets.config.HF_HUB_OFFLINE
-    reached = not offline and _is_reached(datasets.config.HF_ENDPOINT)
+    reached = not offline and is_reached(datasets.config.HF_ENDPOINT)
     try:
         datasets.config.HF_HUB_OFFLINE = not reached  # then the library reads what an earlier run has downloaded
         with _silent(datasets, bars=True):
@@ -77,7 +77,7 @@ def _read_hub(datasets: Any, name: str, subset: str | None) -> Any:
         datasets.config.HF_HUB_OFFLINE = offline
 
 
-def _is_reached(hub: str) -> bool:
+def is_reached(hub: str) -> bool:
     """Tell whether the hub answers within 10 s; the library would try again for half a minute."""
     try:
         answer(hub).close()

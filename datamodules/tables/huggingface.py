@@ -28,6 +28,7 @@ from fl_lightning.datamodules.tables.columns import (
     prepared,
 )
 from fl_lightning.datamodules.tables.splits import choose_splits, move_to_test
+from fl_lightning.datamodules.tables.tokens import tokenized
 from fl_lightning.engine.federation.batches import Examples
 from fl_lightning.errors import ConfigurationError
 
@@ -37,8 +38,9 @@ class HuggingFace(PartitionedData):
 
     Where one column holds images, examples are (image, class): images are decoded once into bytes (C, H, W) in memory,
     turned by their EXIF orientation, scaled until they cover ``image_size`` (bilinear, antialiased), and their middle
-    is cut out. Batches ``[images, labels]`` become inputs on the device as those of :class:`ImageData`. All other
-    examples are dicts of tensors. A data set with a format or a transform of its own is read as it is.
+    is cut out. Batches ``[images, labels]`` become inputs on the device as those of :class:`ImageData`. With
+    ``tokenizer``, examples are (tokens, class), or (tokens,) without classes. All other examples are dicts of tensors.
+    A data set with a format or a transform of its own is read as it is.
 
     Args:
         train: ``datasets.Dataset`` with the training examples; a ``datasets.DatasetDict``; a folder that
@@ -75,6 +77,10 @@ class HuggingFace(PartitionedData):
         augment: as for :class:`ImageData`, for images only.
         memory_gib: largest number of GiB that decoded images may take; larger sets are decoded example by example,
             whenever they are used, with the same values.
+        tokenizer: name on the hub, or folder, of a language model whose tokenizer cuts texts into tokens, once, in
+            memory: int64 (``length``,). ``columns`` may name the column of texts, and that of classes.
+        length: number of tokens of a text: a longer one is cut off, a shorter one filled up with the tokenizer's
+            padding token, with the token of a text's end if there is none, else with 0.
         federation: ``participation``, ``seed``, ``held_out`` and the other arguments of :class:`PartitionedData`.
 
     Attributes:
@@ -109,6 +115,8 @@ class HuggingFace(PartitionedData):
         normalize: bool | tuple[float, float] = True,
         augment: Sequence[Augmentation] | Augmentation | None = None,
         memory_gib: float = 4.0,
+        tokenizer: str | None = None,
+        length: int = 128,
         **federation: Unpack[Kept],
     ) -> None:
         splits = train if isinstance(train, Mapping) else {"train": train}
@@ -128,11 +136,13 @@ class HuggingFace(PartitionedData):
             partition = copy(partition)
             partition.column = domain
         training = sources["train"]
-        pair = image_columns(training, columns, label)
+        pair = None if tokenizer else image_columns(training, columns, label)
         images = None
         if pair is None:
             check_no_images(channels=channels, image_size=image_size, mean=mean, std=std, augment=augment)
-            raw = {name: prepared(split, columns, own) for name, split in sources.items()}
+            raw: dict[str, Any] = {name: prepared(split, columns, own) for name, split in sources.items()}
+            if tokenizer:
+                raw = dict(tokenized(sources, tokenizer, length, columns, label, own))
             source: Any = Loaders(batch_size=batch_size, collate_fn=collate_fn, **raw)
         else:
             label = pair[1]

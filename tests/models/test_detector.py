@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.models import Detector, TwoNN
-from fl_lightning.models.detector import Prediction, assign, detection_loss, distribution_loss, suppress
+from fl_lightning.models.detection.detector import Prediction, assign, detection_loss, distribution_loss, suppress
 
 # Two anchors side by side, stride 8; an object on both, and predictions in its middle: all of it, and half its sides.
 CENTRES = torch.tensor([[4.0, 4.0], [12.0, 4.0]])

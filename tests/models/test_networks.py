@@ -82,8 +82,9 @@ OWN = [getattr(models, name) for name in models.__all__]
 def test_short_name_means_this_class(network: type[nn.Module]) -> None:
     """There is an MLP and an AlexNet in torchvision: a name of two classes is refused on the command line."""
     name = network.__name__
-    needed = ["--network.name=resnet10t"] if name == "TimmNetwork" else ["--network.network=CifarResNet"]
+    needed = {"TimmNetwork": ["--network.name=resnet10t"], "TextTransformer": ["--network.model=gpt2"]}
+    needed |= {wrapper: ["--network.network=CifarResNet"] for wrapper in ("WithGroupNorm", "WithProjection")}
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("--network", type=nn.Module)
-    parsed = parser.parse_args([f"--network={name}", *(needed if name.startswith(("Timm", "With")) else [])])
+    parsed = parser.parse_args([f"--network={name}", *needed.get(name, [])])
     assert parsed.network.class_path == f"fl_lightning.models.{name}"

@@ -1,0 +1,1 @@
+"""Networks that find objects in images, and the LightningModule that trains them."""

@@ -1,0 +1,77 @@
+"""HuggingFace with a tokenizer: a vocabulary of five words, texts cut off and filled up, classes, refusals."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fl_lightning import ConfigurationError
+from fl_lightning.datamodules import HuggingFace
+
+datasets: Any = pytest.importorskip("datasets")
+transformers: Any = pytest.importorskip("transformers")
+tokenizers: Any = pytest.importorskip("tokenizers")
+
+WORDS = {"the": 0, "cat": 1, "sees": 2, "[PAD]": 3, "[END]": 4}
+ROWS = {"text": ["the cat", "the cat sees the cat", "cat"], "label": [1, 0, 1], "user": ["bo", "al", "bo"]}
+
+
+def folder(path: Path, **tokens: str) -> str:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(WORDS, unk_token="the"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **tokens).save_pretrained(path)
+    return str(path)
+
+
+def rows(**change: Any) -> Any:
+    return datasets.Dataset.from_dict(ROWS | change)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "pad"), [({"pad_token": "[PAD]", "eos_token": "[END]"}, 3), ({"eos_token": "[END]"}, 4), ({}, 0)]
+)
+def test_texts_become_tokens(tmp_path: Path, tokens: dict[str, str], pad: int) -> None:
+    data = HuggingFace(rows(), rows(), client="user", tokenizer=folder(tmp_path, **tokens), length=3)
+    assert data.client_names == ["al", "bo"]
+    (words, labels), *rest = data.val_dataloader()
+    assert not rest
+    assert words.dtype == labels.dtype == torch.int64
+    assert words.tolist() == [[0, 1, pad], [0, 1, 2], [1, pad, pad]]
+    assert labels.tolist() == [1, 0, 1]
+    (own,) = data.client_batches(0, torch.Generator())
+    assert [part.tolist() for part in own] == [[[0, 1, 2]], [0]]
+    counts = data.class_counts()
+    assert counts is not None
+    assert counts.tolist() == [[1, 0], [0, 2]]
+
+
+def test_columns_say_what_is_read(tmp_path: Path) -> None:
+    both = rows(title=["cat", "the", "sees"])
+    name = folder(tmp_path)
+    for columns, expected in ((["title"], [[[1], [0], [2]]]), (["title", "label"], [[[1], [0], [2]], [1, 0, 1]])):
+        data = HuggingFace(both, columns=columns, num_clients=1, tokenizer=name, length=1)
+        batch = data.datamodule.train_dataloader().dataset.tensors
+        assert [part.tolist() for part in batch] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"train": rows(title=["a", "b", "c"])},
+            "expected one column of texts for tokenizer, got text, title among text",
+        ),
+        ({"columns": ["label"]}, "expected texts in column label, got 1: leave such examples out"),
+        ({"length": 0}, "length must be at least 1, got 0"),
+        ({"tokenizer": "no/such"}, "got no/such: no such folder here, and no answer from the hub"),
+    ],
+)
+def test_refuses_other_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    settings = {"train": rows(), "client": "user", "tokenizer": folder(tmp_path), **change}
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        HuggingFace(**settings)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,232 @@
+"""Language models: losses beside those of transformers, what trains, a round beside a plain loop, a stop, refusals."""
+
+import copy
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lib.resumed import assert_same
+from lib.toy import trainer
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
+from fl_lightning.callbacks import FedNTD, FocalLoss
+from fl_lightning.datamodules import MarkovTexts
+from fl_lightning.models import CausalLM, ImageClassifier, TextTransformer
+from fl_lightning.runs.folder.checkpoints import LastCheckpoint
+
+transformers: Any = pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+SIZE = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 12, "vocab_size": 9}
+TINY = {**SIZE, "bos_token_id": 0, "eos_token_id": 0}
+STILL = {**TINY, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}  # no dropout
+BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
+
+
+def model(settings: dict[str, Any] = STILL, **arguments: Any) -> CausalLM:
+    torch.manual_seed(0)
+    return CausalLM("gpt2", settings, weights=False, **arguments)
+
+
+def texts(count: int = 6, length: int = 10) -> Tensor:
+    """Texts whose second one is short, filled up by zeros."""
+    tokens = torch.randint(1, 9, (count, length), generator=torch.Generator().manual_seed(1))
+    tokens[1, 4:] = 0
+    return tokens
+
+
+def trained(module: Any) -> list[str]:
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+
+
+def size(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def test_losses_are_those_of_transformers() -> None:
+    """Its labels are the tokens, -100 at padding; it moves them by one place. Of 54 moved ones, 6 are padding."""
+    module, tokens = model(), texts()
+    labels = tokens.masked_fill(tokens == 0, -100)
+    theirs = module.network(input_ids=tokens, labels=labels).loss
+    for batch in (tokens, [tokens], (tokens, labels), [tokens, torch.arange(6)]):
+        torch.testing.assert_close(module.training_step(batch, 0)["loss"], theirs)
+    assert (module.predict_next(tokens)[1] != -100).sum() == 48
+    assert module.training_step(torch.zeros(2, 5, dtype=torch.int64), 0)["loss"] == 0
+
+
+def test_padding_changes_no_token_before_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Though no mask is given, of which transformers would warn."""
+    module = model({**STILL, "pad_token_id": 0}).eval()
+    short, long = torch.tensor([[3, 4, 5]]), torch.tensor([[3, 4, 5, 0, 0]])
+    with torch.no_grad():
+        torch.testing.assert_close(module(long)[:, :3], module(short))
+        torch.testing.assert_close(module.predict_step(long, 0), module(short)[:, -1].softmax(1))
+    assert not caplog.messages
+
+
+def test_metrics_are_means_over_tokens_of_all_batches() -> None:
+    """Two batches with 27 - 6 and 27 predicted tokens: the mean of the two batches' losses would be another."""
+    module, tokens = model(), texts()
+    data = FederatedDataModule.from_loaders(TensorDataset(tokens), TensorDataset(tokens), batch_size=3, num_clients=1)
+    (shown,) = trainer().validate(FederatedOrchestrator(module), datamodule=data, verbose=False)
+    labels = tokens.masked_fill(tokens == 0, -100)
+    with torch.no_grad():
+        out = module.network(input_ids=tokens, labels=labels)
+    right = (out.logits[:, :-1].argmax(2) == labels[:, 1:]).sum() / 48
+    assert shown["val/loss"] == pytest.approx(out.loss.item(), rel=1e-5)
+    assert shown["val/perplexity"] == pytest.approx(math.exp(out.loss.item()), rel=1e-5)
+    assert shown["val/top1"] == pytest.approx(right.item())
+
+
+@pytest.mark.filterwarnings("error")  # peft warns of a layer that holds its weight transposed, as GPT-2's do
+def test_numbers_that_travel() -> None:
+    """LoRA of rank 2 in c_attn, from 8 to 24: 2·8 + 24·2 in each of two layers. The head is the embedding, 9·8."""
+    assert size(model(adapt="lora", rank=2)) == 128
+    assert size(model(adapt="lora", rank=2, freeze=["*.lora_A.*"])) == 96
+    assert trained(model(adapt="head")) == ["network.transformer.wte.weight"]
+    assert size(model(adapt="head")) == 72
+    assert size(model()) == size(transformers.GPT2LMHeadModel(transformers.GPT2Config(**TINY)))
+    everywhere = model(adapt="lora", rank=1, targets=["*.h.1.*"])  # 8 to 24, 8 to 8, 8 to 32, 32 to 8
+    assert size(everywhere) == 32 + 16 + 40 + 40
+    assert all(".h.1." in name and ".lora_" in name for name in trained(everywhere))
+
+
+def test_the_head_of_a_classifier_trains_beside_the_matrices() -> None:
+    arguments: dict[str, Any] = {"num_classes": 3, "weights": False, "adapt": "lora", "rank": 1}
+    gpt2 = TextTransformer("gpt2", settings=STILL, **arguments)
+    assert size(gpt2) == 2 * 32 + 8 * 3
+    bert = TextTransformer("bert", settings=BERT, **arguments)
+    assert size(bert) == 2 * 16 + 8 * 3 + 3  # query and value, 8 to 8; the head has biases
+    assert not any("pooler" in name for name in trained(bert))
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("gpt2", STILL), ("bert", BERT)])
+def test_padding_changes_no_class(kind: str, settings: dict[str, Any]) -> None:
+    """And a text of padding alone still has classes."""
+    torch.manual_seed(0)
+    network = TextTransformer(kind, 3, settings, weights=False).eval()
+    short, long = torch.tensor([[3, 4, 5]]), torch.tensor([[3, 4, 5, 0, 0]])
+    with torch.no_grad():
+        torch.testing.assert_close(network(long), network(short))
+        assert not torch.allclose(network(torch.tensor([[3, 4, 5, 6, 6]])), network(short))
+        assert network(torch.zeros(1, 5, dtype=torch.int64)).isfinite().all()
+
+
+def test_rules_for_classes_train_a_classifier_of_texts_and_refuse_a_language_model() -> None:
+    data = MarkovTexts(num_clients=2, chains=2, vocabulary=8, length=12, texts=8, test_texts=4)
+    torch.manual_seed(0)
+    module = ImageClassifier(TextTransformer("gpt2", 2, TINY, weights=False), 2)
+    run = trainer(FedNTD(), FocalLoss())
+    run.fit(FederatedOrchestrator(module), datamodule=data)
+    assert 0 <= run.callback_metrics["val/top1"] <= 1
+    with pytest.raises(ConfigurationError, match=r"FocalLoss needs CausalLM.training_step to return a dict"):
+        trainer(FocalLoss()).fit(FederatedOrchestrator(model()), datamodule=data)
+
+
+def test_a_round_of_one_client_is_a_plain_loop() -> None:
+    """One epoch of one batch of all texts, twice: two steps of AdamW by hand on transformers' own loss."""
+    tokens = texts()
+    module = model(adapt="lora", rank=2)
+    plain: Any = copy.deepcopy(module.network)
+    start = copy.deepcopy(module.network)
+    orchestrator = FederatedOrchestrator(module, local_epochs=2)
+    data = FederatedDataModule.from_loaders(TensorDataset(tokens), num_clients=1, batch_size=6)
+    trainer().fit(orchestrator, datamodule=data)
+    optimizer = torch.optim.AdamW([p for p in plain.parameters() if p.requires_grad], lr=5e-4)
+    for _ in range(2):
+        optimizer.zero_grad()
+        plain(input_ids=tokens, labels=tokens.masked_fill(tokens == 0, -100)).loss.backward()
+        optimizer.step()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(module.network.get_parameter(name), parameter, rtol=0, atol=1e-6, msg=name)
+        assert torch.equal(parameter, start.get_parameter(name)) != (".lora_" in name), name
+    assert len(orchestrator.params) == 128, "what travels"
+
+
+def test_a_stop_changes_no_bit(tmp_path: Path) -> None:
+    """With dropout, and matrices beside frozen weights; the resumed model was drawn with another seed."""
+    data = {"num_clients": 3, "chains": 3, "vocabulary": 8, "length": 12, "texts": 16, "test_texts": 4}
+
+    def train(folder: str, rounds: int, seed: int, resume: Path | None = None) -> Path:
+        torch.manual_seed(seed)
+        module = CausalLM("gpt2", TINY, weights=False, adapt="lora", rank=2)
+        settings: dict[str, Any] = {"default_root_dir": tmp_path / folder, "enable_checkpointing": True}
+        run = trainer(LastCheckpoint(), rounds=rounds, **settings)
+        run.fit(FederatedOrchestrator(module), datamodule=MarkovTexts(**data, participation=2), ckpt_path=resume)
+        return tmp_path / folder / "checkpoints" / "last.ckpt"
+
+    whole = train("whole", 3, seed=0)
+    half = train("stopped", 1, seed=0)
+    assert_same(whole, train("stopped", 3, seed=5, resume=half))
+
+
+def test_adapters_start_from_weights_without_them(tmp_path: Path) -> None:
+    base = model()
+    torch.save(base.state_dict(), tmp_path / "base.pt")
+    torch.manual_seed(1)
+    adapted = CausalLM("gpt2", STILL, weights=False, adapt="lora")
+    orchestrator = FederatedOrchestrator(adapted, init_from=str(tmp_path / "base.pt"))
+    data = FederatedDataModule.from_loaders(TensorDataset(texts()), TensorDataset(texts()), num_clients=1)
+    trainer().validate(orchestrator, datamodule=data, verbose=False)
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(texts()), base(texts()))
+
+
+def test_weights_of_a_folder(tmp_path: Path) -> None:
+    """Read in float32 whatever they are saved in, to be trained: with dropout."""
+    torch.manual_seed(0)
+    saved = transformers.GPT2LMHeadModel(transformers.GPT2Config(**TINY)).to(torch.bfloat16)
+    saved.save_pretrained(tmp_path / "mine")
+    read = CausalLM(str(tmp_path / "mine"), {"attn_pdrop": 0.25})
+    assert {parameter.dtype for parameter in read.parameters()} == {torch.float32}
+    assert read.network.training
+    assert read.network.config.attn_pdrop == 0.25
+    for name, parameter in saved.named_parameters():
+        assert torch.equal(read.network.get_parameter(name), parameter.float())
+    classes = TextTransformer(str(tmp_path / "mine"), 3).network
+    assert torch.equal(classes.transformer.wte.weight, read.network.transformer.wte.weight)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "gptt2"}, "expected a type of transformers for weights: false, such as gpt2, got 'gptt2'"),
+        ({"model": "vit", "settings": {}}, "transformers makes no AutoModelForCausalLM of type vit with {}: Unrecog"),
+        ({"settings": {"n_layers": 2}}, r"settings: GPT2Config has no n_layers: did you mean n_layer\?"),
+        ({"settings": {**TINY, "n_embd": 9}}, "transformers makes no .* of type gpt2 with .*divisible"),
+        ({"model": "no/such", "weights": True}, "got no/such: no such folder here, and no answer from the hub"),
+        ({"adapt": "lora", "targets": ["query"]}, "targets: no linear layer has a name as 'query': there are c_attn"),
+        ({"adapt": "some"}, "adapt must be 'full', 'head' or 'lora', got 'some'"),
+    ],
+)
+def test_refuses_other_models(monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        CausalLM(**{"model": "gpt2", "settings": TINY, "weights": False, **arguments})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.full((2, 5), 9), "gpt2 has the tokens 0 to 8, got 9 to 9: set vocab_size in settings"),
+        (torch.ones(2, 13, dtype=torch.int64), "gpt2 has 12 positions, got texts of 13 tokens: shorten the texts"),
+        (torch.ones(2, 5), r"gpt2 expects int64 tokens \(B, T\), got torch.float32 \(2, 5\)"),
+    ],
+)
+def test_refuses_other_texts(tokens: Tensor, message: str, training: bool) -> None:
+    for network in (model(), TextTransformer("gpt2", 2, TINY, weights=False)):
+        with pytest.raises(ConfigurationError, match=message):
+            network.train(training)(tokens)
+
+
+def test_without_the_library_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
+    with pytest.raises(ConfigurationError, match=r"need transformers: pip install 'fl-lightning\[text\]'$"):
+        model()
