@@ -63,7 +63,7 @@ def test_a_circle_through_the_package_is_one_though_for_type_checkers_alone(
 def test_the_orchestrators_classes_share_little() -> None:
     """A class that three classes of the chain touch would be hard to follow."""
     written, touched = measures.attributes()
-    assert len(written) <= 31
+    assert len(written) <= 32
     assert len([name for name, classes in touched.items() if len(classes) > 2]) <= 2
     own = [cls for cls in FederatedOrchestrator.__mro__ if cls.__module__.startswith("fl_lightning.")]
     assert [cls.__name__ for cls in own] == ["FederatedOrchestrator", "ClientHost", "Server"]

@@ -228,7 +228,7 @@ class FederatedOrchestrator(ClientHost):
         self._saved = {}
         self._order_memory()
         if self.init_from is not None and not self._started:
-            self.sourced = start_from(self.client, self.init_from)
+            self.elsewhere.names = start_from(self.client, self.init_from)
         self._started = True  # a second fit goes on from the first
         if stage == "fit":
             self.rounds_before += max(0, self.rounds_done - self.trainer.current_epoch)

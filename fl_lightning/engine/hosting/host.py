@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -18,10 +18,9 @@ from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.hosting.inference import leave_inference_mode
 from fl_lightning.engine.hosting.saving import (
     PREFIX,
+    Elsewhere,
     check_state,
     fill_in,
-    frozen_sums,
-    leave_out,
     own_names,
     own_view,
     plain_values,
@@ -71,8 +70,7 @@ class ClientHost(Server):
         super().__init__(client, seed)
         self._forward(("configure_model", "prepare_data"))
         self.prepare_data_per_node = client.prepare_data_per_node
-        self.sourced: Collection[str] = ()  # names of the tensors that ``init_from`` has given
-        self._given: dict[str, int] | None = None  # checksums of frozen parameters that come from elsewhere
+        self.elsewhere = Elsewhere()
         self._shown: ClientTrainer | None = None
         self._idle_optimizers: Sequence[Optimizer] = ()  # those that the module gets while no client trains
         # The module's torchmetrics objects, each with its own function that says whether there are other devices
@@ -142,7 +140,7 @@ class ClientHost(Server):
 
     @override
     def on_fit_start(self) -> None:
-        self._sums_given()
+        self.elsewhere.remember(self.client)
         self.client.on_fit_start()
         self.shown.end()
 
@@ -195,25 +193,17 @@ class ClientHost(Server):
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = argument
         with own_view(checkpoint):
             self.client.on_save_checkpoint(checkpoint)
-            leave_out(checkpoint, self.client, self._sums_given())
+            self.elsewhere.leave_out(checkpoint, self.client)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         with own_view(checkpoint):
-            self._sums_given()
+            self.elsewhere.remember(self.client)
             fill_in(checkpoint, self.client)
             self.client.on_load_checkpoint(checkpoint)
             if not is_overridden("load_state_dict", self.client, LightningModule):  # which may rename
                 make_room(self.client, checkpoint["state_dict"])
                 check_state(nn.Module.state_dict(self.client), checkpoint["state_dict"], self.strict_loading)
-
-    def _sums_given(self) -> dict[str, int]:
-        """Return the checksums of the frozen parameters that come from elsewhere, computed at the first call."""
-        if self._given is None:
-            sourced = {*self.sourced, *getattr(self.client, "pretrained", ())}
-            sums = frozen_sums(self.client) if sourced else {}
-            self._given = {name: value for name, value in sums.items() if name in sourced}
-        return self._given
 
     # Replacements for the client module's own methods
 

@@ -6,7 +6,7 @@ The orchestrator's checkpoints name every tensor of the client module ``client.<
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -107,21 +107,39 @@ def frozen_sums(module: nn.Module) -> dict[str, int]:
     return dict(zip(frozen, checksums(list(frozen.values())), strict=True))
 
 
-def leave_out(checkpoint: dict[str, Any], module: nn.Module, given: Mapping[str, int]) -> None:
-    """Take the frozen parameters that are still as a run was given them out of a checkpoint, and note their checksums.
+class Elsewhere:
+    """Knows which frozen parameters of a module come from elsewhere, and so need be in no checkpoint.
 
-    Args:
-        checkpoint: the checkpoint, with the module's own names.
-        module: the client module.
-        given: the checksums of the frozen parameters that the run was given, by their names.
+    Attributes:
+        names: names of the tensors that ``init_from`` has given; the module's ``pretrained`` names others.
     """
-    if not given:
-        return
-    now = frozen_sums(module)
-    names = [name for name in given if now.get(name) == given[name] and name in checkpoint["state_dict"]]
-    checkpoint[LEFT_OUT] = {name: given[name] for name in names}
-    for name in names:
-        del checkpoint["state_dict"][name]
+
+    def __init__(self) -> None:
+        self.names: Collection[str] = ()
+        self._sums: dict[str, int] | None = None
+
+    def remember(self, module: nn.Module) -> None:
+        """Compute the checksums of the parameters as the run was given them: once, before a checkpoint is loaded."""
+        if self._sums is None:
+            names = {*self.names, *getattr(module, "pretrained", ())}
+            sums = frozen_sums(module) if names else {}
+            self._sums = {name: value for name, value in sums.items() if name in names}
+
+    def leave_out(self, checkpoint: dict[str, Any], module: nn.Module) -> None:
+        """Take the parameters that are still the same out of a checkpoint, and note their checksums there.
+
+        Args:
+            checkpoint: the checkpoint, with the module's own names.
+            module: the module.
+        """
+        if not self._sums:
+            return
+        now = frozen_sums(module)
+        same = [name for name, given in self._sums.items() if now.get(name) == given]
+        names = [name for name in same if name in checkpoint["state_dict"]]
+        checkpoint[LEFT_OUT] = {name: now[name] for name in names}
+        for name in names:
+            del checkpoint["state_dict"][name]
 
 
 def fill_in(checkpoint: dict[str, Any], module: nn.Module) -> None:
