@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,10 +53,16 @@ class Data(FederatedDataModule):
         return TensorDataset(*examples(client))
 
 
-def fitted(*rules: Callback, module: LightningModule | None = None, rounds: int = ROUNDS) -> Any:
+def fitted(
+    *rules: Callback,
+    module: LightningModule | None = None,
+    rounds: int = ROUNDS,
+    resume: Path | None = None,
+    **settings: Any,
+) -> Any:
     made = FederatedOrchestrator(module or Adapted(), on_bad_update="raise", local_epochs=2)
-    made.fitted_by = trainer(*rules, rounds=rounds)
-    made.fitted_by.fit(made, datamodule=Data())
+    made.fitted_by = trainer(*rules, rounds=rounds, **settings)
+    made.fitted_by.fit(made, datamodule=Data(), ckpt_path=resume)
     return made
 
 

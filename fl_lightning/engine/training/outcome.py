@@ -64,6 +64,8 @@ class Outcome:
 
 def _relative_distance(first: Tensor, second: Tensor) -> float:
     """Compute ‖a - b‖ / max(‖a‖, ‖b‖), 0 where nan meets nan; infinite for integers that differ."""
+    if first is second:  # a buffer that neither client has changed
+        return 0.0
     wide = torch.promote_types(first.dtype, torch.float64)  # holds integers, too
     a = first.to(wide)
     b = second.to(wide)
