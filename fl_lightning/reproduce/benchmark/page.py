@@ -106,7 +106,9 @@ def page_of(problems: Sequence[Problem], page: Path) -> str:
     whole = pd.concat({problem.name: problem.gains for problem in problems}, names=["problem", METHOD]).reset_index()
     rules = whole[whole[METHOD].ne(BASELINE)]
     wide = rules.pivot(index=METHOD, columns="problem", values="gain")[[problem.name for problem in problems]]
-    wide = wide.loc[wide.median(axis=1).sort_values(ascending=False).index]
+    is_common = wide.count(axis=1) * 2 >= len(problems)  # the others stand below, since one problem says little
+    order = pd.DataFrame({"common": is_common, "median": wide.median(axis=1)})
+    wide = wide.loc[order.sort_values(["common", "median"], ascending=False).index]
     loses = rules.groupby(METHOD)["loses"].sum().loc[wide.index]
     generator = np.random.default_rng(0)
     wrong = []
@@ -147,7 +149,7 @@ def _answers(problems: Sequence[Problem]) -> str:
                 open_.append(text)
         level = f"{problem.gains['level'][BASELINE]:.1f}"
         rows.append([f"[{problem.name}](#{problem.name})", level, "; ".join(clear) or "none", "; ".join(open_)])
-    head = ["problem", "FedAvg, %", "clearly better, in points (its time, its bytes)", "not clearly"]
+    head = ["problem", "FedAvg, %", "clearly better, in points", "not clearly"]
     return "\n".join(pipes(head, rows))
 
 
@@ -156,32 +158,34 @@ def _points(gain: float, half: float) -> str:
 
 
 def _costs(row: Any) -> str:
-    return f"× {fixed(row.seconds, 1)}, × {fixed(row.bytes, 1)}"
+    return f"{fixed(row.seconds, 1)} × time, {fixed(row.bytes, 1)} × bytes"
 
 
 def _advice(problem: Problem) -> str:
-    """Answer an experiment's question in a sentence: the largest clear gain, and the cheapest one."""
+    """Answer an experiment's question in a sentence: the largest clear gain, and the fastest one."""
     question = problem.experiment.claim
     winners = problem.best[problem.best["beats"].astype(bool)]
+    others = problem.gains.index[problem.gains["beats"] & ~problem.gains.index.isin(problem.best.index)]
+    beside = f" In the comparison of all rules also {', '.join(others)}." if len(others) else ""
     if winners.empty:
-        return f"{question} None is clearly better with these seeds."
+        return f"{question} None is clearly better on fresh seeds.{beside}"
     best = winners.iloc[0]
-    cheapest = winners.sort_values("seconds").iloc[0]
-    text = f"{question} **{best.name}**, {_points(best.gain, best.half)} points at {_costs(best)}"
+    fastest = winners.sort_values("seconds").iloc[0]
+    text = f"{question} **{best.name}**, {_points(best.gain, best.half)} points ({_costs(best)})"
     if best.name != MOMENTUM and not np.isnan(best.momentum):
-        text += f" ({_points(best.momentum, best.momentum_half)} to FedAvgM)"
-    if cheapest.name != best.name:
-        text += f"; the cheapest is **{cheapest.name}**, {_points(cheapest.gain, cheapest.half)} at {_costs(cheapest)}"
-    return f"{text}."
+        text += f", which is {_points(best.momentum, best.momentum_half)} to FedAvgM"
+    if fastest.name != best.name:
+        text += f"; the fastest is **{fastest.name}**, {_points(fastest.gain, fastest.half)} ({_costs(fastest)})"
+    return f"{text}.{beside}"
 
 
 def _matrix(wide: Any, problems: Sequence[Problem]) -> str:
     """Write the gains of all methods on all problems, their medians, and on how many problems they are above zero."""
     clear = set()
     for problem in problems:
-        worse = problem.gains.index[problem.gains["loses"]]
-        better = problem.best.index[problem.best["beats"].astype(bool)]
-        clear |= {(method, problem.name) for method in [*worse, *better]}
+        for table in (problem.gains, problem.best):
+            told = table.index[(table["beats"] | table["loses"]).astype(bool)]
+            clear |= {(method, problem.name) for method in told}
     rows = []
     for method, gained in wide.iterrows():
         known = gained.dropna()
