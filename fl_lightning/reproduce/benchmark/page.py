@@ -147,7 +147,8 @@ def _answers(problems: Sequence[Problem]) -> str:
                 clear.append(f"**{text}** ({_costs(row)})")
             else:
                 open_.append(text)
-        level = f"{problem.gains['level'][BASELINE]:.1f}"
+        compared = problem.confirmed if len(problem.confirmed) else problem.gains
+        level = f"{compared['level'][BASELINE]:.1f}"
         rows.append([f"[{problem.name}](#{problem.name})", level, "; ".join(clear) or "none", "; ".join(open_)])
     head = ["problem", "FedAvg, %", "clearly better, in points", "not clearly"]
     return "\n".join(pipes(head, rows))
@@ -292,10 +293,22 @@ def _section(problem: Problem) -> dict[str, str]:
     return {
         "name": problem.name,
         "claim": problem.experiment.claim,
+        "setting": _setting(problem.experiment),
         "table": "\n".join(pipes(HEAD, _rows(problem.gains))),
         "confirmed": "\n".join(pipes(HEAD, _rows(problem.confirmed))),
         "tries": "\n".join(pipes(["method", "try", "validation, %"], tries)),
     }
+
+
+def _setting(experiment: Experiment) -> str:
+    """Return what the config of a problem says of itself, up to the commands."""
+    lines = []
+    for line in Path(experiment.config).read_text(encoding="utf-8").splitlines():
+        text = line.removeprefix("#").strip()
+        if not line.startswith("#") or not text:
+            break
+        lines.append(text)
+    return "\n".join(lines)
 
 
 def _seconds(problems: Sequence[Problem]) -> float:
