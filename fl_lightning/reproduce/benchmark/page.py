@@ -228,7 +228,13 @@ def _conflict(rules: pd.DataFrame, whole: pd.DataFrame, picture: Path, generator
     table = rules[[METHOD, "problem", "gain"]].assign(less=less)
     draw(table, picture)
     value, low, high = conflict_and_gain(table, generator)
-    return f"{fixed(value, 2)} (95 % interval {fixed(low, 2)} to {fixed(high, 2)})"
+    within = {str(name): float(rows["less"].corr(rows["gain"], "spearman")) for name, rows in table.groupby("problem")}
+    order = sorted(within, key=lambda name: within[name])
+    lowest, highest = (f"{fixed(within[name], 2)} ({name})" for name in (order[0], order[-1]))
+    return (
+        f"{fixed(value, 2)} (95 % interval {fixed(low, 2)} to {fixed(high, 2)}); within single problems it goes from "
+        f"{lowest} to {highest}, {fixed(float(np.median([*within.values()])), 2)} in the median"
+    )
 
 
 def print_answers(experiment: Experiment, out: Path) -> None:
