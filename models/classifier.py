@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
@@ -28,6 +29,13 @@ def check_classes(trainer: Any, num_classes: int) -> None:
             f"the data has {classes} classes, the model {num_classes}: set model.client.num_classes and the network's "
             f"num_classes to {classes}"
         )
+
+
+def with_schedule(optimizer: Optimizer, scheduler: LRSchedulerCallable | None, interval: str) -> Any:
+    """Return what ``configure_optimizers`` returns for an optimizer and, unless it is None, a schedule."""
+    if scheduler is None:
+        return optimizer
+    return [optimizer], [{"scheduler": scheduler(optimizer), "interval": interval}]
 
 
 @picklable_defaults
@@ -60,7 +68,7 @@ class ImageClassifier(LightningModule):
         check_choice("scheduler_interval", scheduler_interval, "epoch", "step")
         self.scheduler_interval = scheduler_interval
         self.network, self.num_classes = network, num_classes
-        self.pretrained = [f"network.{name}" for name in getattr(network, "pretrained", ())]  # what was downloaded
+        self.from_elsewhere = [f"network.{name}" for name in getattr(network, "from_elsewhere", ())]
         self.optimizer, self.scheduler = optimizer, scheduler
         self.metrics = nn.ModuleDict({stage: self._metrics(f"{stage}/") for stage in ("val", "test")})
 
@@ -118,8 +126,4 @@ class ImageClassifier(LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(self.parameters())
-        if self.scheduler is None:
-            return optimizer
-        schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
-        return [optimizer], [schedule]
+        return with_schedule(self.optimizer(self.parameters()), self.scheduler, self.scheduler_interval)

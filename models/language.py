@@ -24,6 +24,7 @@ from fl_lightning.datamodules.files.pretrained import (
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
 from fl_lightning.models.adapters import Adapt
 from fl_lightning.models.adapters import adapt as adapt_network
+from fl_lightning.models.classifier import with_schedule
 
 NOTHING = -100  # the label of a token that is not predicted, in torch and in transformers
 
@@ -45,8 +46,8 @@ class CausalLM(LightningModule):
             ``gpt2``.
         settings: settings of the model's config, such as ``n_layer: 2`` or ``attn_pdrop: 0``.
         weights: whether to read pretrained weights; otherwise all weights are drawn at random.
-        adapt: what trains: "full", all parameters; "head", the last layer, and the tokens' embedding if the two share
-            their weight; "lora", thin matrices beside frozen weights alone.
+        adapt: part of the model that trains. "full" trains all parameters; "head" the last layer, and the tokens'
+            embedding if the two share their weight; "lora" thin matrices beside frozen weights.
         rank: rank of the matrices.
         targets: names or patterns of the linear layers that get matrices; by default peft's choice for the model.
         freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
@@ -84,7 +85,7 @@ class CausalLM(LightningModule):
         downloaded = set(self.network.parameters()) if weights else set()
         head = head_of(self.network) if adapt == "head" else ()
         adapt_network(self.network, adapt, head, rank, targets or usual_targets(self.network), freeze)
-        self.pretrained = [name for name, own in self.named_parameters() if own in downloaded]
+        self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
         self.vocabulary: int = self.network.get_input_embeddings().num_embeddings
         self.pad = padding_of(self.network.config, self.vocabulary) if pad is None else pad
         self.network.config.pad_token_id = None  # no token looks at padding, which comes last: it needs no mask
@@ -142,11 +143,7 @@ class CausalLM(LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(self.parameters())
-        if self.scheduler is None:
-            return optimizer
-        schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
-        return [optimizer], [schedule]
+        return with_schedule(self.optimizer(self.parameters()), self.scheduler, self.scheduler_interval)
 
 
 class TextTransformer(nn.Module):
@@ -155,7 +152,8 @@ class TextTransformer(nn.Module):
     Args:
         model, settings, weights, rank, targets, freeze, pad: as for :class:`CausalLM`.
         num_classes: number of outputs; the head that gives them is drawn at random, even with ``weights``.
-        adapt: what trains: "full", all parameters; "head"; or "lora", the head and thin matrices beside frozen weights.
+        adapt: part of the network that trains. "full" trains all parameters, "head" the head, "lora" the head and thin
+            matrices beside frozen weights.
 
     Raises:
         ConfigurationError: as :class:`CausalLM`.
@@ -181,7 +179,7 @@ class TextTransformer(nn.Module):
         in_head = {own for part in head for own in self.network.get_submodule(part).parameters()}
         downloaded = set(self.network.parameters()) - in_head if weights else set()
         adapt_network(self.network, adapt, head, rank, targets, freeze)
-        self.pretrained = [name for name, own in self.named_parameters() if own in downloaded]
+        self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
         vocabulary = self.network.get_input_embeddings().num_embeddings
         self.pad = padding_of(self.network.config, vocabulary) if pad is None else pad
         self.network.config.pad_token_id = self.pad  # some networks look for the last token before it

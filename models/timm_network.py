@@ -29,7 +29,8 @@ class TimmNetwork(nn.Module):
         stride: ratio of the image's side to the side of the last feature maps: 8, 16 or 32. 8 suits 32×32 images and 16
             suits 64×64 images: both end in 4×4. 32 leaves the network unchanged.
         pretrained: whether to download timm's weights.
-        adapt: what trains: "full", all parameters, "head", or "lora", the head and thin matrices beside frozen weights.
+        adapt: part of the network that trains. "full" trains all parameters, "head" the head, "lora" the head and thin
+            matrices beside frozen weights.
         rank: rank of the matrices.
         targets: names or patterns of the linear layers that get matrices.
         freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
@@ -73,7 +74,7 @@ class TimmNetwork(nn.Module):
         downloaded = set(self.network.parameters()) if pretrained else set()
         facts: dict[str, Any] = self.network.default_cfg  # type: ignore[assignment]  # timm gives each network one
         adapt_network(self.network, adapt, facts["classifier"], rank, targets, freeze)
-        self.pretrained = [name for name, own in self.named_parameters() if own in downloaded]
+        self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, num_classes) of images (B, in_channels, H, W)."""

@@ -54,10 +54,10 @@ class ClientHost(Server):
 
     The module's own ``state_dict``, ``load_state_dict``, ``strict_loading``, ``on_save_checkpoint`` and
     ``on_load_checkpoint`` decide what a checkpoint holds and what must be in there; all of them see the module's own
-    names. Frozen parameters that come from elsewhere, from ``init_from`` or as the module's ``pretrained`` names them,
-    do not enter a checkpoint while they are unchanged; who loads it must have the same. The hyper-parameters that the
-    module and the data module have saved enter the checkpoint, too, as far as they
-    are plain values: others could not be loaded with ``weights_only=True``.
+    names. Frozen parameters that come from elsewhere, by ``init_from`` or named by the module's ``from_elsewhere``, do
+    not enter a checkpoint while they are unchanged; who loads it must have the same. The hyper-parameters that the
+    module and the data module have saved enter the checkpoint, too, as far as they are plain values: others could not
+    be loaded with ``weights_only=True``.
 
     Args:
         client: the LightningModule to own.
@@ -193,7 +193,7 @@ class ClientHost(Server):
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = argument
         with own_view(checkpoint):
             self.client.on_save_checkpoint(checkpoint)
-            self.elsewhere.leave_out(checkpoint, self.client)
+            self.elsewhere.leave_out(checkpoint)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -111,35 +111,31 @@ class Elsewhere:
     """Knows which frozen parameters of a module come from elsewhere, and so need be in no checkpoint.
 
     Attributes:
-        names: names of the tensors that ``init_from`` has given; the module's ``pretrained`` names others.
+        names: names of the tensors that ``init_from`` has given; the module's ``from_elsewhere`` names others.
     """
 
     def __init__(self) -> None:
         self.names: Collection[str] = ()
-        self._sums: dict[str, int] | None = None
+        self._sums: dict[str, int] = {}
+        self._is_known = False
 
     def remember(self, module: nn.Module) -> None:
         """Compute the checksums of the parameters as the run was given them: once, before a checkpoint is loaded."""
-        if self._sums is None:
-            names = {*self.names, *getattr(module, "pretrained", ())}
+        if not self._is_known:
+            self._is_known = True
+            names = {*self.names, *getattr(module, "from_elsewhere", ())}
             sums = frozen_sums(module) if names else {}
             self._sums = {name: value for name, value in sums.items() if name in names}
 
-    def leave_out(self, checkpoint: dict[str, Any], module: nn.Module) -> None:
-        """Take the parameters that are still the same out of a checkpoint, and note their checksums there.
-
-        Args:
-            checkpoint: the checkpoint, with the module's own names.
-            module: the module.
-        """
-        if not self._sums:
-            return
-        now = frozen_sums(module)
-        same = [name for name, given in self._sums.items() if now.get(name) == given]
-        names = [name for name in same if name in checkpoint["state_dict"]]
-        checkpoint[LEFT_OUT] = {name: now[name] for name in names}
-        for name in names:
-            del checkpoint["state_dict"][name]
+    def leave_out(self, checkpoint: dict[str, Any]) -> None:
+        """Take what is still as it was given out of a checkpoint with the module's own names, and note its checksum."""
+        state = checkpoint["state_dict"]
+        names = [name for name in self._sums if name in state]
+        now = checksums([state[name].detach().contiguous() for name in names])
+        for name, value in zip(names, now, strict=True):
+            if value == self._sums[name]:
+                checkpoint.setdefault(LEFT_OUT, {})[name] = value
+                del state[name]
 
 
 def fill_in(checkpoint: dict[str, Any], module: nn.Module) -> None:

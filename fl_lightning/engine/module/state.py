@@ -147,7 +147,7 @@ class _Slot:
         name: the name in the dict.
         tensor: the registered object, None for an empty buffer.
         value: a copy of the tensor.
-        checksum: that of a large frozen parameter, whose copy lies in a file.
+        checksum: checksum of the value, where the copy lies in a file; None where it lies in memory.
     """
 
     path: str
@@ -215,8 +215,10 @@ def _full_name(path: str, name: str) -> str:
 
 def _are_as_remembered(tensors: Sequence[Tensor | None], slots: Sequence[_Slot]) -> list[bool]:
     """Tell for each tensor whether it has the value that its slot remembers; False where one is missing."""
-    remembered = [None if slot.checksum is not None else slot.value for slot in slots]
-    answers = _are_same(tensors, remembered)
+    in_memory: list[Tensor | None] = []
+    for slot in slots:
+        in_memory.append(slot.value if slot.checksum is None else None)
+    answers = _are_same(tensors, in_memory)
     for place, (tensor, slot) in enumerate(zip(tensors, slots, strict=True)):
         if tensor is not None and slot.checksum is not None:
             answers[place] = _has_checksum(tensor, slot)

@@ -123,7 +123,7 @@ class Experiment:
         scale: name of the scale at which the experiment is run (scale.py); empty for the paper's own.
         reduced: a sentence that says how the scale differs from the paper's experiment; the tables begin with it.
         pace: rounds of a run for each round of the paper's.
-        tuning: what the methods try before they are compared; None if the cells say all of their options.
+        tuning: values that the methods try before they are compared; None if the cells give all of their options.
         prints: whether the results are printed where they are written; else the caller tells them.
         noted: metrics that the results record beside the measures, and that no table shows.
     """

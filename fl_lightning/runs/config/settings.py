@@ -21,8 +21,19 @@ ELSEWHERE = {
     # runs of fl-lightning 0.2 have local_graph, which is gone
     "model": ("seed", "client_states", "cohort_memory", "local_graph", "on_hidden_state"),
 }
-# Settings that runs of before lack, for which None means the same.
-LATER = ("domain_shift", "validation_examples")
+# Arguments that runs of before lack, by the classes that have them, each with the value that means the same.
+DATA_LATER = {"domain_shift": None, "validation_examples": None}  # of all data modules
+LATER: dict[str, dict[str, Any]] = {
+    "TimmNetwork": {
+        "pretrained": False,
+        "adapt": "full",
+        "rank": 8,
+        "targets": ["qkv", "proj"],
+        "freeze": [],
+        "settings": None,
+    },
+    "HuggingFace": {"tokenizer": None, "length": 128},
+}
 # Settings that may also change where a run goes on: how long it trains, and what it evaluates, tells and saves.
 RESUMABLE = (
     "weights_only",
@@ -41,7 +52,7 @@ LONGEST_VALUE = 100  # largest number of characters of a value in a message
 
 def settings_fingerprint(config: Mapping[str, Any]) -> str:
     """Hash all settings that affect the result, except the seed, to 16 hexadecimal digits."""
-    config = copy.deepcopy(dict(config))
+    config = _without_later(config)
     parts: dict[str, Any] = {"": {key: value for key, value in config.items() if not isinstance(value, dict)}}
     parts |= {key: value for key, value in config.items() if isinstance(value, dict)}
     for part, names in ELSEWHERE.items():
@@ -49,11 +60,29 @@ def settings_fingerprint(config: Mapping[str, Any]) -> str:
             for name in names:
                 if isinstance(holder, dict):
                     holder.pop(name, None)
-    data = parts.get("data", {}).get("init_args")
-    for name in LATER:
-        if isinstance(data, dict) and data.get(name) is None:
-            data.pop(name, None)
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _without_later(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a config without the arguments that runs of before lack, where they do as those runs did."""
+    copied: dict[str, Any] = copy.deepcopy(dict(config))
+    _drop(copied.get("data"), DATA_LATER)
+    inside = [copied]
+    while inside:
+        part = inside.pop()
+        _drop(part, LATER.get(str(part.get("class_path")).rpartition(".")[2], {}))
+        for value in part.values():
+            entries = value if isinstance(value, list) else [value]
+            inside += [entry for entry in entries if isinstance(entry, dict)]
+    return copied
+
+
+def _drop(holder: Any, later: Mapping[str, Any]) -> None:
+    """Take arguments with some values out of a class's settings, in place."""
+    arguments = holder.get("init_args") if isinstance(holder, dict) else None
+    for name, value in later.items():
+        if isinstance(arguments, dict) and json.dumps(arguments.get(name, value), default=str) == json.dumps(value):
+            arguments.pop(name, None)
 
 
 def named_settings(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str, Any]:
@@ -87,7 +116,7 @@ def own_settings(config: Mapping[str, Any], free: Sequence[str] = ()) -> dict[st
         config: a run's config.
         free: dotted names of settings to leave out beside those of ``ELSEWHERE``.
     """
-    config = _plain(config)  # a copy
+    config = _without_later(_plain(config))
     (config.get("trainer") or {}).pop("callbacks", None)
     flat = _flat(config, "")
     left_out = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names] + list(free)

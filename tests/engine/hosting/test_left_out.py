@@ -71,6 +71,17 @@ def test_weights_that_a_rule_changes_and_weights_of_no_source_are_saved(weights:
     assert "left_out" not in saved(fitted(None, rounds=1), tmp_path / "random.ckpt")
 
 
+def test_an_attribute_of_a_users_module_is_the_users(tmp_path: Path) -> None:
+    """As torchvision's networks take it: whether weights were downloaded."""
+    module = Adapted()
+    module.pretrained = True  # type: ignore[assignment]  # no module
+    made = FederatedOrchestrator(module)
+    made_by = trainer(rounds=1)
+    made_by.fit(made, datamodule=Data())
+    made_by.save_checkpoint(tmp_path / "one.ckpt")
+    assert f"client.{BASE}" in torch.load(tmp_path / "one.ckpt", weights_only=True)["state_dict"]
+
+
 @pytest.mark.parametrize("suffix", ["safetensors", "ckpt"])
 def test_an_export_is_whole(suffix: str, weights: Path, tmp_path: Path) -> None:
     made = fitted(weights, rounds=1)

@@ -1,5 +1,6 @@
 """What tells runs apart: settings by short names, the chain of rules, fingerprints of the data."""
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from fl_lightning import FederatedDataModule
 from fl_lightning.datamodules import Digits
 from fl_lightning.datamodules.partition import Dirichlet
 from fl_lightning.engine.federation.clients import data_fingerprint
+from fl_lightning.fit.read_config import config_of
+from fl_lightning.runs.config.resuming import changed_settings
 from fl_lightning.runs.config.settings import method_name, named_settings, settings_fingerprint
 
 
@@ -38,6 +41,21 @@ def test_names_of_clients_are_no_setting_that_tells_runs_apart() -> None:
     found = [named_settings(each, ["FedProx"]) for each in (named, plain, before)]
     assert found[0] == found[1] == found[2]
     assert settings_fingerprint(named) == settings_fingerprint(plain) == settings_fingerprint(before)
+
+
+def test_arguments_that_came_later_do_as_before() -> None:
+    """Finished runs of TimmNetwork are found, and go on; with another value, a run is another one."""
+    now = config_of(["--config=papers/fedgh-slides/table-5.yaml"])
+    arguments = now["model"]["client"]["init_args"]["network"]["init_args"]
+    before = copy.deepcopy(now)
+    old = before["model"]["client"]["init_args"]["network"]["init_args"]
+    for name in ("pretrained", "adapt", "rank", "targets", "freeze", "settings"):
+        del old[name]
+    assert settings_fingerprint(now) == settings_fingerprint(before)
+    assert changed_settings(before, now) == {}
+    arguments["adapt"] = "head"
+    assert settings_fingerprint(now) != settings_fingerprint(before)
+    assert [name.rpartition(".")[2] for name in changed_settings(before, now)] == ["adapt"]
 
 
 @pytest.mark.parametrize(("one", "other"), [(0.01, 0.1), (None, 5), (1.0, 0.5), ("epoch", "step")])
