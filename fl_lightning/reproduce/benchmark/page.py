@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,57 +11,24 @@ import pandas as pd
 from rich.console import Console
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import CONFIGS
 from fl_lightning.report.elements import pipes
 from fl_lightning.report.numbers import fixed, fixed_interval
 from fl_lightning.report.statistics import FEWEST_SEEDS
 from fl_lightning.reproduce.benchmark.confirming import confirmation_of
 from fl_lightning.reproduce.benchmark.gains import BASELINE, MOMENTUM, conflict_and_gain, false_beats, gains
 from fl_lightning.reproduce.benchmark.picture import draw
-from fl_lightning.reproduce.benchmark.tuning import FRESH, METHOD, TRY, tries_of
+from fl_lightning.reproduce.benchmark.problems import Problem, problem_of, results_of
+from fl_lightning.reproduce.benchmark.tuning import FRESH, METHOD, TRY
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.outcome import tables
-from fl_lightning.reproduce.outcome.numbers import CHANGED, RESULTS, read
 
-MEASURED = CONFIGS / "results"  # the results of the benchmark that come with the package
 CAPTION = (
     "* clear at 5 %, by a paired t test over the seeds and Holm's method over the rows; p is of that test. time: of a "
     "run, in FedAvg's. conflict: share of the pairs of updates that point apart, before → after correction."
 )
 SHUFFLES = 100  # times that methods are exchanged within seeds
 HEAD = ["method", "%", "− FedAvg", "p", "− FedAvgM", "time", "bytes", "conflict"]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Holds the results of one problem.
-
-    Attributes:
-        experiment: the experiment.
-        results: its runs, see :func:`fl_lightning.reproduce.outcome.numbers.collect`.
-        gains: its gains, see :func:`gains`.
-        fresh: runs of the best methods on fresh seeds; empty if there are none.
-        confirmed: gains of the fresh runs, see :func:`gains`; no row if there are none.
-        tries: runs of the tries; empty if there are none.
-    """
-
-    experiment: Experiment
-    results: pd.DataFrame
-    gains: pd.DataFrame
-    fresh: pd.DataFrame
-    confirmed: pd.DataFrame
-    tries: pd.DataFrame
-
-    @property
-    def name(self) -> str:
-        """The problem's name, without the document's."""
-        return self.experiment.id.partition("/")[2]
-
-    @property
-    def best(self) -> Any:
-        """The gains on fresh seeds, without FedAvg's row; the largest first."""
-        return self.confirmed.drop(BASELINE, errors="ignore")
 
 
 def write_answers(out: Path, file: str) -> int:
@@ -82,7 +48,7 @@ def write_answers(out: Path, file: str) -> int:
     for experiment in experiments().values():
         results = results_of(experiment.id, out) if experiment.tuning else pd.DataFrame()
         if not results.empty and results["seed"].nunique() >= FEWEST_SEEDS:
-            problems.append(_problem(experiment, results, out))
+            problems.append(problem_of(experiment, results, out))
     if not problems:
         raise ConfigurationError(f"no tuned experiment has three seeds in {out}: fl-lightning reproduce benchmark")
     page = Path(file)
@@ -90,15 +56,6 @@ def write_answers(out: Path, file: str) -> int:
     page.write_text(page_of(problems, page), encoding="utf-8")
     print(f"answers: {page}")
     return 0
-
-
-def _problem(experiment: Experiment, results: pd.DataFrame, out: Path) -> Problem:
-    measure = experiment.measures[0]
-    compared = gains(results, measure)
-    fresh = results_of(confirmation_of(experiment), out)
-    confirmed = compared.iloc[:0] if fresh.empty else gains(fresh, measure)
-    tries = read(out / tries_of(experiment) / RESULTS)
-    return Problem(experiment, results, compared, fresh, confirmed, tries)
 
 
 def page_of(problems: Sequence[Problem], page: Path) -> str:
@@ -252,26 +209,6 @@ def print_answers(experiment: Experiment, out: Path) -> None:
         for row in [HEAD, *_rows(gains(results, experiment.measures[0]))]:
             shown.append(row[:place] + row[place + 1 :])
         Console().print(tables.framed(f"{title}: {experiment.metric}", shown[0], shown[1:], caption=CAPTION))
-
-
-def results_of(id: str, out: Path, scale: str = "") -> pd.DataFrame:
-    """Read an experiment's results below a folder; of methods and seeds without any, those that come with the package.
-
-    Args:
-        id: the experiment's id.
-        out: folder of the results at the scale.
-        scale: the scale.
-
-    Returns:
-        The results, see :func:`fl_lightning.reproduce.outcome.numbers.collect`; empty if the folder has none. Runs with
-        other settings than the config's stand alone.
-    """
-    own = read(out / id / RESULTS)
-    ours = read(MEASURED / scale / id / RESULTS)
-    if own.empty or ours.empty or CHANGED in own:
-        return own
-    others = ~ours[METHOD].isin(own[METHOD]) & ours["seed"].isin(own["seed"])
-    return pd.concat([own, ours[others]], ignore_index=True)
 
 
 def _rows(own: pd.DataFrame) -> list[list[str]]:

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.reproduce.benchmark import page as module
-from fl_lightning.reproduce.benchmark.page import results_of, write_answers
+from fl_lightning.reproduce.benchmark import problems
+from fl_lightning.reproduce.benchmark.page import write_answers
+from fl_lightning.reproduce.benchmark.problems import results_of
 from fl_lightning.reproduce.benchmark.tuning import FRESH, in_tries
 from fl_lightning.reproduce.command import command
 from fl_lightning.reproduce.experiments.papers import find
@@ -41,7 +42,7 @@ def write_results(out: Path, seeds: Sequence[int] = range(1, 6), document: str =
 @pytest.fixture(autouse=True)
 def _nothing_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package comes without results."""
-    monkeypatch.setattr(module, "MEASURED", tmp_path / "measured")
+    monkeypatch.setattr(problems, "MEASURED", tmp_path / "measured")
 
 
 def test_answers(tmp_path: Path) -> None:
