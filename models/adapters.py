@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
 
 Adapt = Literal["full", "head", "lora"]
+FrozenDtype = Literal["float32", "bfloat16"]
 
 
 def adapt(
@@ -58,6 +61,29 @@ def adapt(
             raise ConfigurationError(f"freeze: no parameter has a name as {pattern!r}: {_near(pattern, names)}")
         for name in frozen:
             network.get_parameter(name).requires_grad_(False)
+
+
+def keep_frozen(network: nn.Module, dtype: FrozenDtype) -> None:
+    """Keep a network's frozen weights in float32 or in bfloat16, in place; a network in bfloat16 computes in bfloat16.
+
+    What trains stays in float32, and so do frozen vectors, such as biases and the weights of norms.
+
+    Raises:
+        ConfigurationError: ``dtype`` is neither, or "bfloat16" where no weight is frozen.
+    """
+    check_choice("frozen_dtype", dtype, "float32", "bfloat16")
+    if dtype == "float32":
+        return
+    frozen = {parameter for parameter in network.parameters() if not parameter.requires_grad and parameter.dim() > 1}
+    if not frozen:
+        raise ConfigurationError("frozen_dtype: bfloat16 needs frozen weights: set adapt to lora or head")
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16 if parameter in frozen else torch.float32)
+
+
+def computing(dtype: FrozenDtype, inputs: Tensor) -> AbstractContextManager[Any]:
+    """Return the context in which a network computes whose frozen weights have a dtype, on the device of its inputs."""
+    return torch.autocast(inputs.device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
 
 
 def _put_in(network: nn.Module, rank: int, targets: Sequence[str], alpha: float) -> None:

@@ -22,7 +22,7 @@ from fl_lightning.datamodules.files.pretrained import (
     silent,
 )
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
-from fl_lightning.models.adapters import Adapt
+from fl_lightning.models.adapters import Adapt, FrozenDtype, computing, keep_frozen
 from fl_lightning.models.adapters import adapt as adapt_network
 from fl_lightning.models.classifier import with_schedule
 
@@ -53,6 +53,9 @@ class CausalLM(LightningModule):
         freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
         pad: number of the token that fills up texts; by default the model's padding token, that of a text's end if
             there is none, else 0.
+        frozen_dtype: dtype of the frozen weights: "bfloat16" takes half the memory, and the network computes in it.
+        checkpointing: whether the forward pass keeps the inputs of the blocks alone, and the backward pass computes the
+            rest again (Chen et al., 2016).
         optimizer: function that makes a client's optimizer from the parameters.
         scheduler: function that makes a learning rate schedule from the optimizer; the schedule starts anew every
             round.
@@ -76,15 +79,18 @@ class CausalLM(LightningModule):
         optimizer: OptimizerCallable = lambda params: torch.optim.AdamW(params, lr=5e-4),
         scheduler: LRSchedulerCallable | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
+        frozen_dtype: FrozenDtype = "float32",
+        checkpointing: bool = False,
     ) -> None:
         super().__init__()
         check_choice("scheduler_interval", scheduler_interval, "epoch", "step")
         self.scheduler_interval = scheduler_interval
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.network = make_network("CausalLM", model, settings or {}, weights)
+        self.network = make_network("CausalLM", model, settings or {}, weights, frozen_dtype)
         downloaded = set(self.network.parameters()) if weights else set()
         head = head_of(self.network) if adapt == "head" else ()
         adapt_network(self.network, adapt, head, rank, targets or usual_targets(self.network), freeze)
+        self.frozen_dtype = make_small(self.network, frozen_dtype, checkpointing)
         self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
         self.vocabulary: int = self.network.get_input_embeddings().num_embeddings
         self.pad = padding_of(self.network.config, self.vocabulary) if pad is None else pad
@@ -100,7 +106,7 @@ class CausalLM(LightningModule):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits (B, T, V) of the token after each of int64 tokens (B, T)."""
-        return logits_of(self.network, tokens)
+        return logits_of(self.network, self.frozen_dtype, tokens)
 
     def predict_next(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return logits (B, T - 1, V) of the second to last tokens of a batch, and their labels (B, T - 1)."""
@@ -150,7 +156,7 @@ class TextTransformer(nn.Module):
     """Any network of transformers that classifies texts, for :class:`ImageClassifier`, which trains it.
 
     Args:
-        model, settings, weights, rank, targets, freeze, pad: as for :class:`CausalLM`.
+        model, settings, weights, rank, targets, freeze, pad, frozen_dtype, checkpointing: as for :class:`CausalLM`.
         num_classes: number of outputs; the head that gives them is drawn at random, even with ``weights``.
         adapt: part of the network that trains. "full" trains all parameters, "head" the head, "lora" the head and thin
             matrices beside frozen weights.
@@ -170,15 +176,20 @@ class TextTransformer(nn.Module):
         targets: Sequence[str] = (),
         freeze: Sequence[str] = (),
         pad: int | None = None,
+        frozen_dtype: FrozenDtype = "float32",
+        checkpointing: bool = False,
     ) -> None:
         super().__init__()
         check_at_least(1, num_classes=num_classes)
-        self.network = make_network("SequenceClassification", model, settings or {}, weights, num_labels=num_classes)
+        self.network = make_network(
+            "SequenceClassification", model, settings or {}, weights, frozen_dtype, num_labels=num_classes
+        )
         targets = targets or usual_targets(self.network)
         head = head_of(self.network)
         in_head = {own for part in head for own in self.network.get_submodule(part).parameters()}
         downloaded = set(self.network.parameters()) - in_head if weights else set()
         adapt_network(self.network, adapt, head, rank, targets, freeze)
+        self.frozen_dtype = make_small(self.network, frozen_dtype, checkpointing)
         self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
         vocabulary = self.network.get_input_embeddings().num_embeddings
         self.pad = padding_of(self.network.config, vocabulary) if pad is None else pad
@@ -186,10 +197,12 @@ class TextTransformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (B, num_classes) of int64 tokens (B, T)."""
-        return logits_of(self.network, tokens, attention_mask=(tokens != self.pad).long())
+        return logits_of(self.network, self.frozen_dtype, tokens, attention_mask=(tokens != self.pad).long())
 
 
-def make_network(task: str, model: str, settings: Mapping[str, Any], weights: bool, **more: Any) -> Any:
+def make_network(
+    task: str, model: str, settings: Mapping[str, Any], weights: bool, frozen_dtype: FrozenDtype, **more: Any
+) -> Any:
     """Make a network of transformers.
 
     Args:
@@ -197,6 +210,7 @@ def make_network(task: str, model: str, settings: Mapping[str, Any], weights: bo
         model: name on the hub, folder, or, without weights, type.
         settings: settings of the network's config.
         weights: whether to read pretrained weights.
+        frozen_dtype: dtype in which all weights are made: "bfloat16", or torch's default.
         more: settings that every config has.
 
     Raises:
@@ -204,7 +218,7 @@ def make_network(task: str, model: str, settings: Mapping[str, Any], weights: bo
     """
     transformers = import_transformers()
     maker = f"AutoModelFor{task}"
-    dtype = torch.get_default_dtype()
+    dtype = torch.bfloat16 if frozen_dtype == "bfloat16" else torch.get_default_dtype()
     if weights:
         config = read_pretrained("AutoConfig", model)
         _check_settings(config, settings)
@@ -229,6 +243,22 @@ def make_network(task: str, model: str, settings: Mapping[str, Any], weights: bo
             ) from None
     network.config.use_cache = False  # of what earlier tokens gave: for writing texts, not for training
     return network
+
+
+def make_small(network: Any, frozen_dtype: FrozenDtype, checkpointing: bool) -> FrozenDtype:
+    """Let a network of transformers take less memory, in place; returns the dtype of its frozen weights.
+
+    Raises:
+        ConfigurationError: no weight is frozen for "bfloat16", or transformers has no checkpointing for the network.
+    """
+    keep_frozen(network, frozen_dtype)
+    if checkpointing:
+        if not network.supports_gradient_checkpointing:
+            kind = network.config.model_type
+            raise ConfigurationError(f"transformers has no checkpointing for {kind}: set checkpointing to false")
+        enable = getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})  # else frozen first layers would leave the adapters without gradients
+    return frozen_dtype
 
 
 def _check_settings(config: Any, settings: Mapping[str, Any]) -> None:
@@ -256,8 +286,8 @@ def usual_targets(network: Any) -> Sequence[str]:
     return chosen
 
 
-def logits_of(network: Any, tokens: Tensor, **inputs: Tensor) -> Tensor:
-    """Return the logits of a network of transformers.
+def logits_of(network: Any, frozen_dtype: FrozenDtype, tokens: Tensor, **inputs: Tensor) -> Tensor:
+    """Return the logits of a network of transformers, float32 if its frozen weights are in bfloat16.
 
     Raises:
         ConfigurationError: the tokens are not int64 (B, T), one is not in the vocabulary, or a text is too long.
@@ -274,11 +304,12 @@ def logits_of(network: Any, tokens: Tensor, **inputs: Tensor) -> Tensor:
     if not network.training:  # on a GPU a training step would have to wait for the answer
         _check_tokens(network, tokens)
     try:
-        logits: Tensor = network(input_ids=tokens, **inputs).logits
+        with computing(frozen_dtype, tokens):
+            logits: Tensor = network(input_ids=tokens, **inputs).logits
     except IndexError:
         _check_tokens(network, tokens)
         raise
-    return logits
+    return logits if frozen_dtype == "float32" else logits.float()
 
 
 def _check_tokens(network: Any, tokens: Tensor) -> None:

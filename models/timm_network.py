@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.errors import ConfigurationError, nearest
-from fl_lightning.models.adapters import Adapt
+from fl_lightning.models.adapters import Adapt, FrozenDtype, computing, keep_frozen
 from fl_lightning.models.adapters import adapt as adapt_network
 
 
@@ -35,10 +35,14 @@ class TimmNetwork(nn.Module):
         targets: names or patterns of the linear layers that get matrices.
         freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
         settings: further arguments of the network in timm, such as ``img_size: 32``.
+        frozen_dtype: dtype of the frozen weights: "bfloat16" takes half the memory, and the network computes in it.
+        checkpointing: whether the forward pass keeps the inputs of the blocks alone, and the backward pass computes the
+            rest again (Chen et al., 2016).
 
     Raises:
         ConfigurationError: timm has no such network or no weights of it, ``stride`` is none of the three, the network's
-            stem cannot be changed (patches, vision transformers), or a name or pattern has no layer.
+            stem cannot be changed (patches, vision transformers), a name or pattern has no layer, no weight is frozen
+            for a ``frozen_dtype`` of "bfloat16", or timm has no ``checkpointing`` for the network.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class TimmNetwork(nn.Module):
         targets: Sequence[str] = ("qkv", "proj"),
         freeze: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
+        frozen_dtype: FrozenDtype = "float32",
+        checkpointing: bool = False,
     ) -> None:
         import timm  # here, because the import takes a second
 
@@ -74,12 +80,24 @@ class TimmNetwork(nn.Module):
         downloaded = set(self.network.parameters()) if pretrained else set()
         facts: dict[str, Any] = self.network.default_cfg  # type: ignore[assignment]  # timm gives each network one
         adapt_network(self.network, adapt, facts["classifier"], rank, targets, freeze)
+        keep_frozen(self.network, frozen_dtype)
+        self.frozen_dtype = frozen_dtype
         self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
+        if checkpointing:
+            self._compute_again(name)
+
+    def _compute_again(self, name: str) -> None:
+        network: Any = self.network
+        try:
+            network.set_grad_checkpointing()
+        except (AttributeError, AssertionError):
+            raise ConfigurationError(f"timm has no checkpointing for {name}: set checkpointing to false") from None
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, num_classes) of images (B, in_channels, H, W)."""
-        logits: Tensor = self.network(images)
-        return logits
+        with computing(self.frozen_dtype, images):
+            logits: Tensor = self.network(images)
+        return logits if self.frozen_dtype == "float32" else logits.float()
 
 
 def _take_out_halvings(network: Any, name: str, in_channels: int, stride: int) -> None:

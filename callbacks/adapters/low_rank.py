@@ -77,11 +77,12 @@ class LowRank:
 
 def adapters_of(orchestrator: Server) -> list[LowRank]:
     """Find the adapters of the client module that add a product to a linear layer."""
-    return list(_adapters(orchestrator))
+    return list(adapters_in(orchestrator.client))
 
 
-def _adapters(orchestrator: Server) -> Iterator[LowRank]:
-    layers: Iterator[tuple[str, Any]] = orchestrator.client.named_modules()
+def adapters_in(module: nn.Module) -> Iterator[LowRank]:
+    """Find the adapters of a module that add a product to a linear layer."""
+    layers: Iterator[tuple[str, Any]] = module.named_modules()
     for name, layer in layers:
         for key in getattr(layer, FACTORS[0], ()):
             if getattr(layer, FACTORS[0])[key].weight.dim() == 2 and not getattr(layer, "lora_magnitude_vector", None):
@@ -100,14 +101,19 @@ def check_adapters(rule: object, orchestrator: Server) -> None:
             f"{type(rule).__name__} needs adapters of peft on linear layers, but {type(orchestrator.client).__name__} "
             "has none: set adapt to lora in the network"
         )
-    local = set(orchestrator.flat.local.tolist())
     for adapter in adapters:
-        columns = orchestrator.columns_of(adapter.name)
-        if not local.isdisjoint(range(columns.start, columns.stop)):
+        if is_in_part_local(adapter, orchestrator):
             raise ConfigurationError(
                 f"{type(rule).__name__} needs the whole adapters of the clients, but a part of {adapter.name} stays "
                 f"with them: leave out {type(rule).__name__}, or the rule that keeps the part"
             )
+
+
+def is_in_part_local(adapter: LowRank, orchestrator: Server) -> bool:
+    """Tell whether a part of an adapter stays with the clients."""
+    local = orchestrator.flat.local
+    trained = [columns for columns in adapter.columns(orchestrator) if columns is not None]
+    return any(bool(((local >= columns.start) & (local < columns.stop)).any()) for columns in trained)
 
 
 def shares_of(cohort: Cohort) -> Tensor:

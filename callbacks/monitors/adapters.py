@@ -8,6 +8,7 @@ from typing_extensions import override
 from fl_lightning import Cohort, Metric, Monitor, Server
 from fl_lightning.callbacks.adapters.low_rank import (
     adapters_of,
+    is_in_part_local,
     mean_less_product,
     norm_of_product,
     shares_of,
@@ -19,10 +20,11 @@ class AggregationError(Monitor):
 
     - ``adapter/aggregation_error``: ‖Σ s_k B_k A_k - B A‖ ÷ ‖Σ s_k B_k A_k‖, in [0, ∞), over all adapters together,
       with the clients' weights s_k, the new global A and B, and Frobenius norms; 0 if the server loses nothing. Not
-      logged while all products are zero.
+      logged while all products are zero, nor for modules of which a part of an adapter stays with the clients.
 
     The clients' matrices are those before any rule's correction; what rules such as :class:`FedExLoRA` put into the
-    frozen weights counts as not lost. The monitor changes nothing.
+    frozen weights counts as not lost. The monitor changes nothing. ``fl-lightning fit`` adds it to every run of a
+    module that has adapters when it is made.
     """
 
     metrics = (
@@ -37,11 +39,14 @@ class AggregationError(Monitor):
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        adapters = adapters_of(orchestrator)
+        if any(is_in_part_local(adapter, orchestrator) for adapter in adapters):
+            return
         shares = shares_of(cohort)
         places = {name: place for place, name in enumerate(orchestrator.buffer_names)}
         frozen = orchestrator.read_buffers()
         lost, whole = 0.0, 0.0
-        for adapter in adapters_of(orchestrator):
+        for adapter in adapters:
             clients = adapter.of_clients(orchestrator, cohort)
             none = (torch.zeros_like(clients[0][0]), torch.zeros_like(clients[1][0]))
             whole += (adapter.scaling * norm_of_product(*mean_less_product(shares, *clients, none))) ** 2

@@ -22,6 +22,8 @@ from typing_extensions import override
 import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
+from fl_lightning.callbacks import AggregationError
+from fl_lightning.callbacks.adapters.low_rank import adapters_in
 from fl_lightning.commands import counted
 from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.engine.checks import check_once, check_trainer
@@ -243,6 +245,8 @@ class FederatedCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         callbacks = _as_list(config.callbacks)
         check_once(callbacks)
+        if any(adapters_in(self.model.client)) and not any(isinstance(own, AggregationError) for own in callbacks):
+            callbacks.append(AggregationError())
         callbacks = run_callbacks(
             [*callbacks, self.stopping],
             checkpoints=config.enable_checkpointing is not False,

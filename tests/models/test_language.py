@@ -148,6 +148,59 @@ def test_a_round_of_one_client_is_a_plain_loop() -> None:
     assert len(orchestrator.params) == 128, "what travels"
 
 
+@pytest.mark.parametrize("kind", [CausalLM, TextTransformer])
+@pytest.mark.parametrize("frozen", ["float32", "bfloat16"])
+def test_checkpointing_changes_no_bit(kind: Any, frozen: Any) -> None:
+    """Nor does dropout, whose draws are repeated; all matrices have gradients, below frozen embeddings, too."""
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        made: Any = kind(
+            "gpt2", settings=TINY, weights=False, adapt="lora", frozen_dtype=frozen, checkpointing=checkpointing
+        )
+        calls = list[int]()
+        made.network.transformer.h[0].attn.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        torch.manual_seed(1)
+        made(texts()).square().sum().backward()
+        assert len(calls) == 1 + checkpointing, "the block is computed again"
+        gradients.append([parameter.grad for parameter in made.parameters() if parameter.requires_grad])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_frozen_weights_in_half_of_the_memory() -> None:
+    """What trains, and vectors, stay in float32; the logits are those of float32 but for rounding, and of its dtype."""
+    module = model(adapt="lora", frozen_dtype="bfloat16")
+    for name, parameter in module.named_parameters():
+        is_half = "lora_" not in name and parameter.dim() > 1
+        assert parameter.dtype is (torch.bfloat16 if is_half else torch.float32), name
+    whole = model(adapt="lora")
+    with torch.no_grad():
+        for name, parameter in whole.named_parameters():
+            parameter.copy_(module.get_parameter(name))
+        logits = module(texts())
+        assert logits.dtype is torch.float32
+        torch.testing.assert_close(logits, whole(texts()), rtol=0.05, atol=0.005)
+
+
+def test_half_frozen_weights_train_stop_and_go_on(tmp_path: Path) -> None:
+    data = MarkovTexts(num_clients=2, chains=2, vocabulary=8, length=12, texts=8, test_texts=4)
+
+    def fitted(rounds: int, path: Path | None = None) -> CausalLM:
+        module = model(TINY, adapt="lora", frozen_dtype="bfloat16")
+        run = trainer(rounds=rounds)
+        run.fit(FederatedOrchestrator(module), datamodule=data, ckpt_path=path)
+        if rounds == 1:
+            run.save_checkpoint(tmp_path / "one.ckpt")
+        return module
+
+    start, whole, _ = model(TINY, adapt="lora", frozen_dtype="bfloat16"), fitted(2), fitted(1)
+    resumed = fitted(2, tmp_path / "one.ckpt")
+    for name, parameter in whole.named_parameters():
+        assert torch.equal(resumed.get_parameter(name), parameter), name
+        assert torch.equal(start.get_parameter(name), parameter) != parameter.requires_grad, name
+
+
 def test_a_stop_changes_no_bit(tmp_path: Path) -> None:
     """With dropout, and matrices beside frozen weights; the resumed model was drawn with another seed."""
     data = {"num_clients": 3, "chains": 3, "vocabulary": 8, "length": 12, "texts": 16, "test_texts": 4}
@@ -201,6 +254,8 @@ def test_weights_of_a_folder(tmp_path: Path) -> None:
         ({"settings": {**TINY, "n_embd": 9}}, "transformers makes no .* of type gpt2 with .*divisible"),
         ({"model": "no/such", "weights": True}, "got no/such: no such folder here, and no answer from the hub"),
         ({"adapt": "lora", "targets": ["query"]}, "targets: no linear layer has a name as 'query': there are c_attn"),
+        ({"frozen_dtype": "bfloat16"}, "frozen_dtype: bfloat16 needs frozen weights: set adapt to lora or head"),
+        ({"frozen_dtype": "half", "adapt": "lora"}, "frozen_dtype must be 'float32' or 'bfloat16', got 'half'"),
         ({"adapt": "some"}, "adapt must be 'full', 'head' or 'lora', got 'some'"),
     ],
 )

@@ -1,6 +1,7 @@
 """TimmNetwork: sizes as known, resolution with each stride, and what it refuses."""
 
 import re
+from typing import Any
 
 import pytest
 import timm
@@ -108,3 +109,51 @@ def test_misspelt_timm_model_is_named_with_the_nearest() -> None:
         ConfigurationError, match=r"timm has no model 'mobilenetv2_100x'; did you mean mobilenetv2_100\?"
     ):
         TimmNetwork("mobilenetv2_100x")
+
+
+SMALL = {"img_size": 8, "patch_size": 4, "embed_dim": 8, "depth": 2, "num_heads": 2, "drop_path_rate": 0.5}
+
+
+def transformer(**arguments: Any) -> TimmNetwork:
+    torch.manual_seed(0)
+    return TimmNetwork("vit_tiny_patch16_224", stride=32, settings=SMALL, rank=2, **arguments)
+
+
+@pytest.mark.parametrize("frozen", ["float32", "bfloat16"])
+def test_checkpointing_changes_no_bit(frozen: Any) -> None:
+    """Nor do blocks that are left out at random: the draws are repeated."""
+    gradients = []
+    for checkpointing in (False, True):
+        network = transformer(adapt="lora", frozen_dtype=frozen, checkpointing=checkpointing)
+        calls = list[int]()
+        network.network.blocks[0].register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        torch.manual_seed(1)
+        network(torch.randn(3, 3, 8, 8)).square().sum().backward()
+        assert len(calls) == 1 + checkpointing, "the block is computed again"
+        gradients.append([parameter.grad for parameter in network.parameters() if parameter.requires_grad])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_frozen_weights_in_half_of_the_memory() -> None:
+    """What trains, and vectors, stay in float32; the logits are those of float32 but for rounding, and of its dtype."""
+    network, whole = transformer(adapt="head", frozen_dtype="bfloat16").eval(), transformer(adapt="head").eval()
+    assert {name for name, p in network.named_parameters() if p.requires_grad} == {
+        "network.head.weight",
+        "network.head.bias",
+    }
+    for name, parameter in network.named_parameters():
+        is_half = ".head." not in name and parameter.dim() > 1
+        assert parameter.dtype is (torch.bfloat16 if is_half else torch.float32), name
+    images = torch.randn(3, 3, 8, 8)
+    logits = network(images)
+    assert logits.dtype is torch.float32
+    torch.testing.assert_close(logits, whole(images), rtol=0.05, atol=0.01)
+
+
+def test_refuses_what_saves_no_memory() -> None:
+    with pytest.raises(ConfigurationError, match="frozen_dtype: bfloat16 needs frozen weights: set adapt to lora or h"):
+        transformer(frozen_dtype="bfloat16")
+    refusal = pytest.raises(ConfigurationError, match="timm has no checkpointing for vgg11: set checkpointing to false")
+    with torch.device("meta"), refusal:
+        TimmNetwork("vgg11", stride=32, checkpointing=True)

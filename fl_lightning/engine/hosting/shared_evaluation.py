@@ -17,6 +17,7 @@ from typing_extensions import override
 from fl_lightning.engine.devices.strategy import busy, waits
 from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.states.large import checksums, is_large
 from fl_lightning.lightning_private import transfer
 from fl_lightning.seeding import all_states, isolated
 
@@ -49,7 +50,8 @@ class SharedEvaluation(Callback):
         self._is_pure: bool | None = None  # whether the network may be shared; None before all processes know
         self._observed: bool | None = None  # whether this process has found it so; None if it looks at the next call
         self._outputs: dict[Key | None, Any] = {}
-        self._remembered: list[Tensor] = []  # of the network whose outputs these are
+        # Of the network whose outputs these are: its tensors, and the checksums of its large frozen parameters
+        self._remembered: tuple[list[Tensor], list[int]] = ([], [])
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -93,7 +95,7 @@ class SharedEvaluation(Callback):
         if self._network is not None:
             vars(self._network).pop("forward", None)
             self._network = None
-            self._remembered = []
+            self._remembered = ([], [])
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -111,7 +113,7 @@ class SharedEvaluation(Callback):
         """Compute the first batch of a fit, and find out whether the network may be shared."""
         assert self._network is not None
         before = ModuleState(self._network)
-        self._remembered = [tensor.clone() for tensor in self._tensors()]
+        self._remember()
         drawn = all_states(self._server.device)
         output = self._compute(*inputs, **options)
         is_pure = key is not None and isinstance(output, Tensor) and output.numel() <= inputs[0].numel()
@@ -133,21 +135,32 @@ class SharedEvaluation(Callback):
         torch.distributed.all_gather_object(parts, own)
         busy(trainer, f"the evaluation after round {self._server.rounds_done}")
         self._outputs = {key: output for part in parts for key, output in part.items() if key is not None}
-        self._remembered = [tensor.clone() for tensor in self._tensors()]
+        self._remember()
 
     def _input_of(self, number: int) -> Any:
         """Return the first tensor of a batch, as the Trainer passes it on."""
         batch = self._server.trainer.precision_plugin.convert_input(self._batches[number])
         return transfer(self._server, batch)[0]
 
-    def _tensors(self) -> list[Tensor]:
-        """Return the network's parameters and buffers."""
-        assert self._network is not None
-        return [*self._network.parameters(), *self._network.buffers()]
+    def _remember(self) -> None:
+        tensors, large = self._tensors()
+        self._remembered = ([tensor.clone() for tensor in tensors], checksums(large))
 
     def _is_as_remembered(self) -> bool:
         """Tell whether the network has the parameters and buffers that were remembered last, a nan being none."""
-        return all(map(torch.equal, self._tensors(), self._remembered))
+        tensors, large = self._tensors()
+        remembered, sums = self._remembered
+        return all(map(torch.equal, tensors, remembered)) and checksums(large) == sums
+
+    def _tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the network's parameters and buffers, the large frozen parameters apart."""
+        assert self._network is not None
+        tensors = list[Tensor]()
+        large = list[Tensor]()
+        for tensor in (*self._network.parameters(), *self._network.buffers()):
+            is_apart = not tensor.requires_grad and is_large(tensor)
+            (large if is_apart else tensors).append(tensor)
+        return tensors, large
 
     def _key(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> Key | None:
         """Return what tells a call of the network from all others; None for a call that cannot be shared."""

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from fl_lightning.errors import ConfigurationError
 
 LARGE = 1 << 22  # bytes of the smallest frozen parameter that is copied into a file
-PART = 1 << 18  # entries that are summed at once
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an entry
+PART = 1 << 18  # words that are summed at once
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+WORD = 8  # bytes of a word, unless a tensor has a rest; then words are entries
 
 
 def is_large(tensor: Tensor) -> bool:
@@ -64,7 +65,13 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _checksum(tensor: Tensor) -> Tensor:
-    words = tensor.view(-1).view(WORDS[tensor.element_size()])
+    entries = tensor.view(-1)
+    size = entries.element_size()
+    if entries.nbytes % WORD == 0:
+        is_aligned = entries.storage_offset() * size % WORD == 0
+        entries = entries if is_aligned else entries.clone()
+        size = WORD
+    words = entries.view(WORDS[size])
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for place, part in enumerate(torch.split(words, PART)):
         total += (part.long() * _factors(tensor.device)[: len(part)]).sum() * (2 * place + 1)

@@ -23,6 +23,7 @@ ELSEWHERE = {
 }
 # Arguments that runs of before lack, by the classes that have them, each with the value that means the same.
 DATA_LATER = {"domain_shift": None, "validation_examples": None}  # of all data modules
+SMALL_LATER = {"frozen_dtype": "float32", "checkpointing": False}  # of all networks with adapters
 LATER: dict[str, dict[str, Any]] = {
     "TimmNetwork": {
         "pretrained": False,
@@ -31,7 +32,10 @@ LATER: dict[str, dict[str, Any]] = {
         "targets": ["qkv", "proj"],
         "freeze": [],
         "settings": None,
+        **SMALL_LATER,
     },
+    "CausalLM": SMALL_LATER,
+    "TextTransformer": SMALL_LATER,
     "HuggingFace": {"tokenizer": None, "length": 128},
 }
 # Settings that may also change where a run goes on: how long it trains, and what it evaluates, tells and saves.

@@ -39,6 +39,13 @@ class Counting(Network):
         self.calls += 1
         return super().forward(inputs) * self.calls
 
+class Frozen(Network):
+    def __init__(self):
+        super().__init__(in_features=64)
+        self.factor = nn.Parameter(torch.ones(2**20), requires_grad=False)  # remembered by a checksum
+    def forward(self, inputs):
+        return super().forward(inputs) * self.factor[0]
+
 class Widening(Network):
     def forward(self, inputs):
         return super().forward(inputs).repeat(1, 1 if torch.is_grad_enabled() else 7)
@@ -56,6 +63,11 @@ class Adapting(ImageClassifier):
         super().validation_step(batch, index)
         for parameter in self.network.parameters():
             parameter.data.mul_(0.99)
+
+class Doubling(ImageClassifier):
+    def validation_step(self, batch, index):
+        super().validation_step(batch, index)
+        self.network.factor.data.mul_(2)
 
 class Darkening(Callback):
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
@@ -123,6 +135,13 @@ def test_large_outputs_are_not_shared() -> None:
 
 def test_a_network_that_changes_between_two_steps_is_computed_anew() -> None:
     compare("--model.client", "own.Adapting")
+    assert calls(0) > ROUNDS * BATCHES
+
+
+def test_large_frozen_parameters_are_seen_to_change() -> None:
+    compare("--model.client.network", "own.Frozen")
+    assert (calls(0), calls(1)) == (1 + 4 + 4, 1 + 3 + 4)
+    compare("--model.client", "own.Doubling", "--model.client.network", "own.Frozen")
     assert calls(0) > ROUNDS * BATCHES
 
 

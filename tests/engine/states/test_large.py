@@ -95,3 +95,15 @@ def test_checksums_of_several_parts() -> None:
     one, other, same = checksums([halves, halves.flip(0), halves.clone()])
     assert one == same != other
     assert checksums([]) == []
+
+
+@pytest.mark.parametrize("entries", [2**10, 2**10 - 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
+def test_a_checksum_is_of_the_bits_wherever_they_lie(entries: int, dtype: torch.dtype) -> None:
+    """Words of eight bytes, or of an entry where there is a rest, or where the tensor begins within a word."""
+    values = torch.arange(entries).to(dtype)
+    later = torch.cat([torch.zeros(1, dtype=dtype), values])[1:]
+    changed = values.clone()
+    changed[0] += 1
+    one, same, other = checksums([values, later, changed])
+    assert one == same != other
