@@ -162,7 +162,7 @@ class _Slot:
         assert self.value is not None
         if self.checksum is None:
             _put(now, self.value)
-        elif not _has_checksum(now, self):
+        elif not _has_form(now, self) or checksums([now]) != [self.checksum]:
             overwrite(now, self.value.to(now.device))
 
 
@@ -219,19 +219,20 @@ def _are_as_remembered(tensors: Sequence[Tensor | None], slots: Sequence[_Slot])
     for slot in slots:
         in_memory.append(slot.value if slot.checksum is None else None)
     answers = _are_same(tensors, in_memory)
+    large: dict[int, Tensor] = {}  # by place, as their answers are read together, too
     for place, (tensor, slot) in enumerate(zip(tensors, slots, strict=True)):
-        if tensor is not None and slot.checksum is not None:
-            answers[place] = _has_checksum(tensor, slot)
+        if tensor is not None and slot.checksum is not None and _has_form(tensor, slot):
+            large[place] = tensor
+    for place, checksum in zip(large, checksums(list(large.values())), strict=True):
+        answers[place] = checksum == slots[place].checksum
     return answers
 
 
-def _has_checksum(tensor: Tensor, slot: _Slot) -> bool:
-    """Tell whether a tensor has shape, dtype and checksum of a large frozen parameter."""
+def _has_form(tensor: Tensor, slot: _Slot) -> bool:
+    """Tell whether a tensor has shape and dtype of a large frozen parameter, and may have its checksum."""
     value = slot.value
     assert value is not None
-    if tensor.shape != value.shape or tensor.dtype is not value.dtype or not tensor.is_contiguous():
-        return False
-    return checksums([tensor]) == [slot.checksum]
+    return tensor.shape == value.shape and tensor.dtype is value.dtype and tensor.is_contiguous()
 
 
 def _are_same(tensors: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[bool]:

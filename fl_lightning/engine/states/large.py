@@ -16,6 +16,7 @@ from fl_lightning.errors import ConfigurationError
 LARGE = 1 << 22  # bytes of the smallest frozen parameter that is copied into a file
 PART = 1 << 18  # words that are summed at once
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+GROUP = 64  # parts that a GPU sums at once; a CPU sums one by one, in its caches
 WORD = 8  # bytes of a word, unless a tensor has a rest; then words are entries
 
 
@@ -72,10 +73,16 @@ def _checksum(tensor: Tensor) -> Tensor:
         entries = entries if is_aligned else entries.clone()
         size = WORD
     words = entries.view(WORDS[size])
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for place, part in enumerate(torch.split(words, PART)):
-        total += (part.long() * _factors(tensor.device)[: len(part)]).sum() * (2 * place + 1)
-    return total
+    factors = _factors(words.device)
+    sums = [torch.zeros(0, dtype=torch.int64, device=words.device)]
+    for group in torch.split(words, PART * (1 if words.is_cpu else GROUP)):
+        whole = len(group) // PART * PART
+        rest = group[whole:].long()
+        sums.append((group[:whole].view(-1, PART).long() * factors).sum(1))
+        if len(rest):
+            sums.append((rest * factors[: len(rest)]).sum(0, keepdim=True))
+    parts = torch.cat(sums)
+    return (parts * (2 * torch.arange(len(parts), device=parts.device) + 1)).sum()
 
 
 @cache
