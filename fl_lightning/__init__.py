@@ -67,6 +67,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers run it, _homes 
     from fl_lightning.seeding import isolated as isolated
 
     # the algebra of updates on their K×K Gram matrix
+    from fl_lightning.engine.updates.gram import gram_of_mixed as gram_of_mixed
     from fl_lightning.engine.updates.gram import cosines as cosines
     from fl_lightning.engine.updates.gram import pairs as pairs
     from fl_lightning.engine.updates.gram import conflict_ratio as conflict_ratio

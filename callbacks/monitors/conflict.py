@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import accumulate, groupby, pairwise
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -15,6 +16,7 @@ from fl_lightning import (
     angle,
     conflict_ratio,
     cosines,
+    gram_of_mixed,
     is_due,
     log_figure,
     pairs,
@@ -60,13 +62,14 @@ def measures(cohort: Cohort, corrected: Tensor) -> dict[str, float]:
     return found
 
 
-def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, float]:
-    """Compute the conflict ratio of each layer's part of the updates before correction, by the layer's name."""
+def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, tuple[float, float]]:
+    """Compute the conflict ratio of each layer's part of the updates, before and after correction, by layer's name."""
     names, sizes = zip(*layers(module), strict=True)
     bounds = pairwise(accumulate(sizes, initial=0))
-    ratios: dict[str, float] = {}
+    ratios: dict[str, tuple[float, float]] = {}
     for name, (begin, end) in zip(names, bounds, strict=True):
-        ratios[name] = conflict_ratio(cohort.updates.gram(begin, end))
+        gram = cohort.updates.gram(begin, end)
+        ratios[name] = conflict_ratio(gram), conflict_ratio(gram_of_mixed(gram, cohort.mixing))
     return ratios
 
 
@@ -84,6 +87,7 @@ class ConflictMonitor(Monitor):
       factors and server optimizers are not included. Not logged if a sum is zero or a rule replaces the sum (median,
       …).
     - ``conflict/layer/<name>``: the ratio of a layer's part of the updates before correction; only with ``layers``.
+      ``conflict/layer_after/<name>`` is that of the corrected updates, of the rounds in which a rule corrected any.
 
     A cohort of one client logs nothing. The monitor changes nothing.
 
@@ -93,7 +97,8 @@ class ConflictMonitor(Monitor):
             holds ``clients`` (K,), and ``before`` and ``after`` (K, K), the cosines of the updates before and after
             correction. Loggers that take pictures get ``before`` as the picture ``conflict/cosines``.
         layers: whether to log the ratio by layer, too, which takes as long as a second Gram matrix and logs one number
-            for each layer. ``arrays/layers.npz`` holds the layers' ``names`` in the module's order.
+            for each layer, or two under a rule that corrects updates. ``arrays/layers.npz`` holds the layers' ``names``
+            in the module's order.
 
     Raises:
         ConfigurationError: ``every`` is negative.
@@ -171,6 +176,13 @@ class ConflictMonitor(Monitor):
             percent=True,
             panel="conflict ratio by layer",
         ),
+        Metric(
+            "conflict/layer_after/<name>",
+            "Conflict ratio by layer, after correction",
+            formula="Δ' in place of Δ; only with `layers`, in rounds in which a rule has corrected updates.",
+            percent=True,
+            panel="conflict ratio by layer, after correction",
+        ),
     )
 
     def __init__(self, every: int = 0, layers: bool = False) -> None:
@@ -188,7 +200,9 @@ class ConflictMonitor(Monitor):
             found.pop("angle", None)  # a reducer takes the place of the weighted sum
         if self.layers:
             ratios = layer_ratios(cohort, orchestrator.client)
-            found |= {f"layer/{name}": ratio for name, ratio in ratios.items()}
+            found |= {f"layer/{name}": before for name, (before, _) in ratios.items()}
+            if not torch.equal(cohort.mixing, torch.eye(len(cohort.clients), dtype=cohort.mixing.dtype)):
+                found |= {f"layer_after/{name}": after for name, (_, after) in ratios.items()}
             if cohort.round == 1:
                 save_arrays(orchestrator, "layers", names=list(ratios))
         for name, value in found.items():

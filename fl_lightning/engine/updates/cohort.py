@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.engine.updates.buffers import average_buffers
-from fl_lightning.engine.updates.gram import without_rounding
+from fl_lightning.engine.updates.gram import gram_of_mixed
 from fl_lightning.engine.updates.updates import Summed, Updates
 
 
@@ -198,8 +198,7 @@ class Cohort:
     @property
     def corrected_gram(self) -> Tensor:
         """(K, K) inner products of the corrected updates ``mixing @ deltas``."""
-        scale = self.mixing.abs() @ self.gram.diagonal().sqrt()
-        return without_rounding(self.mixing @ self.gram @ self.mixing.T, scale)
+        return gram_of_mixed(self.gram, self.mixing)
 
     @property
     def update(self) -> Tensor:

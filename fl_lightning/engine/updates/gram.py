@@ -28,6 +28,27 @@ def without_rounding(gram: Tensor, scale: Tensor) -> Tensor:
     return gram.masked_fill(gram.abs() <= EPSILON * scale.outer(scale), 0.0)
 
 
+def gram_of_mixed(gram: Tensor, mixing: Tensor) -> Tensor:
+    """Compute the inner products of combinations of updates, given those of the updates.
+
+    Args:
+        gram: (K, K) inner products of the updates, of all of their columns or of some.
+        mixing: (K, K) row k has the coefficients of combination k.
+
+    Returns:
+        (K, K) inner products, those that may be rounding errors set to zero.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning import gram_of_mixed
+        >>> gram = torch.tensor([[4.0, -2.0], [-2.0, 2.0]]).double()  # of (2, 0) and (-1, 1)
+        >>> gram_of_mixed(gram, torch.tensor([[1.0, 1.0], [0.0, 1.0]]).double()).tolist()  # of (1, 1) and (-1, 1)
+        [[2.0, 0.0], [0.0, 2.0]]
+    """
+    scale = mixing.abs() @ gram.diagonal().sqrt()
+    return without_rounding(mixing @ gram @ mixing.T, scale)
+
+
 def cosines(gram: Tensor) -> Tensor:
     """Compute the cosine similarity of every pair of updates.
 

@@ -107,6 +107,38 @@ def test_each_layer_has_its_own_ratio(tmp_path: Path) -> None:
     assert saved(tmp_path)["layers.npz"]["names"].tolist() == ["w", "net.2"]
 
 
+@pytest.mark.parametrize(
+    ("updates", "before", "after"),
+    [
+        ([[2, 0, 1, 0, 0], [-1, 1, -2, 0, 1]], (1.0, 1.0), (0.0, 0.0)),
+        ([[1, 0, 2, 0, 0], [-1, 0, 0, 0, 2]], (1.0, 0.0), (1.0, 0.0)),
+    ],
+)
+def test_layers_after_correction(
+    updates: Any, before: tuple[float, float], after: tuple[float, float], tmp_path: Path
+) -> None:
+    """Harmonization takes the conflict of whole updates away, and that of a layer may stay.
+
+    First -2 in both layers, -4 in all, ‖g₁‖² = 5, ‖g₂‖² = 7: h₁ = g₁ + 4/7 g₂, h₂ = g₂ + 4/5 g₁. The parts of w are
+    (10/7, 4/7) and (3/5, 1), with the product 10/7; those of the layer (-1/7, 0, 4/7) and (-6/5, 0, 1), with 26/35.
+    Then -1 and 0, both squares 5: h₁ = g₁ + 1/5 g₂, h₂ = g₂ + 1/5 g₁. In w 0.8 and -0.8; in the layer (2, 0, 0.4) and
+    (0.4, 0, 2).
+    """
+    chain = [GradientHarmonization(order="ascending"), ConflictMonitor(layers=True)]
+    logged = measured(updates, *chain, client=Parts(), default_root_dir=tmp_path)
+    layers = {name: value for name, value in logged.items() if "/layer" in name}
+    names = [f"conflict/{kind}/{layer}" for kind in ("layer", "layer_after") for layer in ("w", "net.2")]
+    assert layers == dict(zip(names, [*before, *after], strict=True))
+    assert logged["conflict/ratio_after"] == 0
+
+
+def test_layers_have_no_second_ratio_in_rounds_without_correction(tmp_path: Path) -> None:
+    """Nothing conflicts, so that harmonization leaves the updates as they are."""
+    chain = [GradientHarmonization(), ConflictMonitor(layers=True)]
+    logged = measured([[1, 0, 1, 0, 1], [1, 0, 1, 0, 1]], *chain, client=Parts(), default_root_dir=tmp_path)
+    assert {name for name in logged if "/layer" in name} == {"conflict/layer/w", "conflict/layer/net.2"}
+
+
 def saved(folder: Path) -> dict[str, dict[str, Any]]:
     """Name and content of all that lies in ``arrays``."""
     return {path.name: dict(np.load(path)) for path in sorted((folder / "arrays").glob("*"))}
