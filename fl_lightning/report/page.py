@@ -49,7 +49,7 @@ STYLE_OF_MAPS = re.compile(r"(?<=\.textContent=)'[^']*maplibregl[^']*'")  # on e
 LISTED_METHODS = 6  # largest number of methods that the page's title names
 MOST_CURVES = 100  # in a section; thousands would take minutes, and no browser could show them
 # Beginnings of the names of metrics that are in the summary or in charts of their own.
-NO_CURVE = ("test/", charts.LAYER, charts.EIGENVALUE)
+NO_CURVE = ("test/", charts.LAYER, charts.LAYER_AFTER, charts.EIGENVALUE)
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,8 @@ def _section_of_metrics(key: str, metrics: Sequence[str], methods: Sequence[Meth
     others = metrics[MOST_CURVES:]
     if others:
         notes.append(f"{len(others):,} more metrics are in metrics.csv alone, from {others[0]} on.")
-    return Section(key, title, charts=_filled(*drawn), notes=notes)
+    tabulated = _filled(tables.adapters(methods)) if key == "conflict" else []
+    return Section(key, title, tables=tabulated, charts=_filled(*drawn), notes=notes)
 
 
 def metrics_of_section(section: str, metrics: Iterable[str]) -> list[str]:

@@ -333,6 +333,33 @@ def test_layers_are_in_the_modules_order(tmp_path: Path) -> None:
     assert orders == [["conv2", "conv10", "a"], ["a", "conv2", "conv10"]]
 
 
+def test_adapters_have_a_table_with_their_matrices_apart(tmp_path: Path) -> None:
+    """The last tenth of 20 rounds is rounds 19 and 20. Where round 19 corrects nothing, its ratio is that before:
+    (50 + 30) / 2 = 40 % before and (50 + 10) / 2 = 30 % after. The other run corrects nothing, and freezes a matrix.
+    """
+    metrics: dict[str, list[Any]] = {
+        "layer/1.qkv.lora_A.default": [0.0] * 20,
+        "layer/0.proj.lora_A.default": [1.0] * 18 + [0.5, 0.3],
+        "layer/0.proj.lora_B.default": [1.0] * 18 + [0.6, 0.8],
+        "layer/head": [1.0] * 20,
+        "layer_after/1.qkv.lora_A.default": [1.0] * 18 + ["", 0.0],
+        "layer_after/0.proj.lora_A.default": [1.0] * 18 + ["", 0.1],
+        "layer_after/0.proj.lora_B.default": [1.0] * 18 + [0.2, 0.4],
+    }
+    metrics = {f"conflict/{name}": values for name, values in metrics.items()}
+    plain = {name: metrics[name] for name in ["conflict/layer/0.proj.lora_B.default"]}
+    order = {"names": [*(f"{layer}.lora_{factor}.default" for layer in ("1.qkv", "0.proj") for factor in "AB"), "head"]}
+    one = write(tmp_path / "corrected", metrics, layers=order)
+    page = report(one, write(tmp_path / "plain", plain), out=tmp_path / "page.html")
+    assert named(page, "Conflict ratio of LoRA's matrices") == [
+        ["adapter of", "corrected: A", "corrected: B", "plain: B"],
+        ["1.qkv", "0 → 0 %", "–", "–"],
+        ["0.proj", "40 → 30 %", "70 → 30 %", "70 %"],
+        ["mean of the layers", "20 → 15 %", "70 → 30 %", "70 %"],
+    ]
+    assert "conflict/layer_after" not in " ".join(charts(page))
+
+
 TIMES = "Time (median over the rounds, mean over the runs) and largest memory"
 
 

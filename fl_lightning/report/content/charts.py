@@ -41,6 +41,7 @@ CRITICAL = "critical round"
 MARKED = f" Diamond: {CRITICAL}, the first with a negative mean over five rounds; "
 EIGENVALUE = "hessian/eigenvalue_"  # beginning of the names of the eigenvalues' metrics
 LAYER = "conflict/layer/"  # beginning of the names of the layers' metrics
+LAYER_AFTER = f"conflict/layer{AFTER}/"  # that of the metrics of the layers' corrected updates
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def layers(methods: Sequence[Method]) -> Chart | None:
     if table.empty:
         return None
     table.index = table.index.str.removeprefix(LAYER)
-    table = table.loc[_in_order(methods, list(table.index))]
+    table = table.loc[in_order(methods, list(table.index))]
     spoken = "; ".join(f"{name}: {written(table[name].mean(), True)} in the mean of the layers" for name in table)
     dots = {str(name): pd.DataFrame({"x": table[name], "y": table.index, "name": table.index}) for name in table}
     rows = [[str(layer), *(written(ratio, True) for ratio in ratios)] for layer, *ratios in table.itertuples()]
@@ -262,7 +263,7 @@ def layers(methods: Sequence[Method]) -> Chart | None:
     )
 
 
-def _in_order(methods: Sequence[Method], names: Sequence[str]) -> list[str]:
+def in_order(methods: Sequence[Method], names: Sequence[str]) -> list[str]:
     """Sort layers as in the module, if a run saved that order, else by their numbers."""
     saved = [run.layers() for method in methods for run in method.runs]
     order = next((names for names in saved if names), [])

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fl_lightning.commands import counted, some
 from fl_lightning.report.compared.comparison import Comparison
 from fl_lightning.report.compared.experiments import Experiment
 from fl_lightning.report.compared.methods import Method, differing, every_run, logged
+from fl_lightning.report.content.charts import LAYER, LAYER_AFTER, in_order
 from fl_lightning.report.content.resources import PARTS
 from fl_lightning.report.elements import Table
-from fl_lightning.report.numbers import plus_minus, written
+from fl_lightning.report.numbers import PER_CENT, fixed, plus_minus, written
 from fl_lightning.report.statistics import interval, label
 from fl_lightning.runs.catalogue import about, lower_is_better
 from fl_lightning.runs.config.settings import CLASS, RULES
@@ -49,6 +51,7 @@ BEST = (
     "set), so its value is too good to report."
 )
 MADE_WITH = "Environment of the runs"
+FACTORS = {"A": ".lora_A", "B": ".lora_B"}  # what peft adds to a layer's name for each matrix of an adapter
 # Columns of timings that the table of times shows, each with its title.
 TIMES = {"seconds": "seconds per round", **PARTS, "rest": "the rest"}
 
@@ -246,3 +249,60 @@ def _entry(value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{value.get('time')} (round {value.get('round')})"
     return str(value)
+
+
+def adapters(methods: Sequence[Method]) -> Table | None:
+    """Tabulate the conflict ratio of each adapter's matrices A and B at the end of the runs, before → after correction.
+
+    Returns:
+        A row for each layer with an adapter, in the module's order, and their mean; None if no run logged the ratios of
+        adapters.
+    """
+    layers: dict[str, str] = {}  # of each adapted layer, the first of the adapter's matrices that was logged
+    before: dict[str, dict[str, float]] = {}  # by method and matrix, then by adapted layer
+    after: dict[str, dict[str, float]] = {}
+    for method in methods:
+        matrices = [name.removeprefix(LAYER) for name in logged([method]) if name.startswith(LAYER)]
+        for factor, mark in FACTORS.items():
+            for matrix in matrices:
+                if mark in matrix:
+                    name = matrix.replace(mark, "").removesuffix(".default")
+                    layers.setdefault(name, matrix)
+                    ends = _ends_of_layer(method, matrix)
+                    for ratios, ratio in zip((before, after), ends, strict=True):
+                        ratios.setdefault(f"{method.name}: {factor}", {})[name] = ratio
+    if not layers:
+        return None
+    order = in_order(methods, list(layers.values()))
+    table = pd.DataFrame(before, sorted(layers, key=lambda name: order.index(layers[name])))
+    corrected = pd.DataFrame(after, table.index)
+    table.loc["mean of the layers"], corrected.loc["mean of the layers"] = table.mean(), corrected.mean()
+    rows = []
+    for name in table.index:
+        rows.append([name, *map(_change, table.loc[name], corrected.loc[name])])
+    caption = "Conflict ratio of LoRA's matrices, before → after correction: mean over the last tenth of the rounds"
+    return Table(["adapter of", *table], rows, caption)
+
+
+def _ends_of_layer(method: Method, layer: str) -> tuple[float, float]:
+    """Average a layer's conflict ratio over the last tenth of the rounds of each run, and over the runs.
+
+    Returns:
+        The ratio before and after correction; nan after, if no rule has corrected updates.
+    """
+    before, after = [], []
+    corrected = method.series(LAYER_AFTER + layer)
+    for run, ratios in method.series(LAYER + layer).items():
+        last = ratios.iloc[-max(1, len(ratios) // 10) :]
+        before.append(last.mean())
+        if run in corrected:  # in rounds without a correction, nothing is logged, and nothing has changed
+            after.append(corrected[run].reindex(last.index).fillna(last).mean())
+    return pd.Series(before, dtype=float).mean(), pd.Series(after, dtype=float).mean()
+
+
+def _change(before: float, after: float) -> str:
+    """Write a share before and after correction; the first alone if nothing was corrected."""
+    if np.isnan(before):
+        return "–"
+    shares = [before] if np.isnan(after) else [before, after]
+    return f"{' → '.join(fixed(100 * share, 0) for share in shares)}{PER_CENT}"
