@@ -1,4 +1,7 @@
-"""config_of: the config of a run, read without running anything. data_of, callbacks_of: what a config makes."""
+"""config_of: the config of a run, read without running anything. data_of, callbacks_of: what a config makes.
+
+weights_of: the file that a run begins with.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -13,12 +17,14 @@ from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from fl_lightning.datamodules import FederatedDataModule
+from fl_lightning.engine.hosting.initial import TIMM, check_is_file
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import resolve_configs
 from fl_lightning.fit.messages import mistake_in
 from fl_lightning.fit.own_data import begin_anew
 from fl_lightning.fit.parser import Parser
+from fl_lightning.runs.folder.checkpoints import checkpoint_of
 from fl_lightning.runs.folder.yaml_text import read_yaml
 
 
@@ -89,6 +95,23 @@ def callbacks_of(config: Mapping[str, Any]) -> list[Callback]:
     if isinstance(made, list):
         return made
     return [made] if made else []
+
+
+def weights_of(config: Mapping[str, Any]) -> Path | None:
+    """Find the file of the initial weights of a run's config, without reading the file; None if the run names none.
+
+    Args:
+        config: a config as :func:`config_of` returns it.
+
+    Raises:
+        ConfigurationError: there is no such file.
+    """
+    source = config["model"]["init_from"]
+    if source is None or source.startswith(TIMM):
+        return None
+    path = checkpoint_of(Path(source))
+    check_is_file(path)
+    return path
 
 
 def _make(parser: Parser, name: str, settings: Any) -> Any:

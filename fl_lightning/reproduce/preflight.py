@@ -1,4 +1,4 @@
-"""Pre-flight: looks for the callbacks and the data of all runs before anything is trained, and tells runs and hours."""
+"""Pre-flight: looks for the callbacks, weights and data of all runs before any is trained; tells runs and hours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fl_lightning.commands import counted, duration, some
 from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
-from fl_lightning.fit.read_config import callbacks_of, data_of
+from fl_lightning.fit.read_config import callbacks_of, data_of, weights_of
 from fl_lightning.reproduce.jobs import Job, Planned
 from fl_lightning.reproduce.progress.tracker import Tracker
 
@@ -18,21 +18,23 @@ Made = TypeVar("Made")
 
 
 def preflight(planned: Planned, fetch: bool) -> tuple[list[str], list[str]]:
-    """Make the callbacks of all jobs that are not finished, and look for their data, without reading them.
+    """Make the callbacks of all jobs that are not finished, and look for their weights and data, without reading them.
 
     Args:
         planned: the experiments, each with the jobs of its cells.
         fetch: whether to download data that are missing and can be downloaded.
 
     Returns:
-        One line for each problem: callbacks that cannot be made, or else a data set that is missing, or that a job's
-        arguments do not allow; and one for each data set that is missing and will be downloaded.
+        One line for each problem: callbacks that cannot be made, or initial weights that are missing, or else a data
+        set that is missing, or that a job's arguments do not allow; and one for each data set that is missing and will
+        be downloaded.
     """
     todo = [job for _, pairs in planned for _, job in pairs if not job.finished]
     # Many cells have the same callbacks or data: each different config of them is made once.
     _, refused = _make_each(callbacks_of, _alike(todo, lambda job: job.config["trainer"]["callbacks"]))
-    if refused:
-        return refused, []
+    _, lacking = _make_each(weights_of, _alike(todo, lambda job: job.config["model"]["init_from"]))
+    if refused or lacking:
+        return [*refused, *lacking], []
     data_sets, problems = _make_each(data_of, _alike(todo, lambda job: job.config["data"]))
     # By the words: cells that differ in their partition alone lack the same files, which are told and fetched once.
     missing: dict[str, tuple[FederatedDataModule, list[Job]]] = {}

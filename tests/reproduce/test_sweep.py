@@ -52,6 +52,10 @@ class TestMistakes:
                 "sweep --config tiny.yaml --trainer.callbacks FedProx --grid trainer.callbacks.mu=0.1,-1.0",
                 "tiny -1: mu must be at least 0 and finite, got -1.0",
             ),
+            (
+                "sweep --config tiny.yaml --model.init_from nowhere.ckpt --grid data.batch_size=16,32",
+                "tiny 16: init_from: expected a file of weights, or timm: and a name, got nowhere.ckpt, which does not",
+            ),
         ],
     )
     def test_are_one_line(self, line: str, message: str) -> None:

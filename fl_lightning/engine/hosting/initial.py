@@ -77,11 +77,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         ConfigurationError: the file does not exist, or holds no state_dict.
     """
-    if not path.is_file():
-        came = "which is a folder" if path.is_dir() else "which does not exist"
-        raise ConfigurationError(
-            f"init_from: expected a file of weights, or timm: and a name, got {path}, {came}; null loads no weights"
-        )
+    check_is_file(path)
     try:
         safe = path.suffix == ".safetensors"
         content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
@@ -99,6 +95,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             "them to a file by fl-lightning export RUN weights.safetensors, and give that file"
         )
     return found
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse a source of weights that is no file.
+
+    Raises:
+        ConfigurationError: the file does not exist, or is a folder.
+    """
+    if not path.is_file():
+        came = "which is a folder" if path.is_dir() else "which does not exist"
+        raise ConfigurationError(
+            f"init_from: expected a file of weights, or timm: and a name, got {path}, {came}; null loads no weights"
+        )
 
 
 def _of_timm(name: str) -> dict[str, Tensor]:
