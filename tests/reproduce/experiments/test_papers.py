@@ -156,7 +156,7 @@ def test_a_figures_monitor_comes_before_the_rule_whose_epochs_a_scale_changes() 
         ("fedlaw/figure-13", "fig-13"),
         ("fedgam", "table-3 table-4 table-5 fig-4 fig-5 fig-2 fig-3"),
         ("fedgam/", "table-3 table-4 table-5 fig-4 fig-5 fig-2 fig-3"),
-        ("controls", "sham fine_tuning length steps"),
+        ("controls", "sham adapters fine_tuning length steps"),
     ],
 )
 def test_find_takes_an_id_or_a_document_tables_first(name: str, ids: str) -> None:
@@ -202,6 +202,7 @@ def test_what_is_read_is_what_rows_and_claims_name() -> None:
         "pfllib/table-1": 10,
         "pfllib/baselines": 10,
         "controls/fine_tuning": 10,
+        "controls/adapters": 5,
     }
     assert last == {**tables, **ends}, "the ends of curves"
 
