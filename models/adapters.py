@@ -14,6 +14,7 @@ from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 
 Adapt = Literal["full", "head", "lora"]
 FrozenDtype = Literal["float32", "bfloat16"]
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def adapt(
@@ -64,17 +65,27 @@ def adapt(
 
 
 def keep_frozen(network: nn.Module, dtype: FrozenDtype) -> None:
-    """Keep a network's frozen weights in float32 or in bfloat16, in place; a network in bfloat16 computes in bfloat16.
+    """Keep the frozen weights of a network's layers in float32 or in bfloat16, in place.
 
-    What trains stays in float32, and so do frozen vectors, such as biases and the weights of norms.
+    The layers are the linear ones and the convolutions, which then compute in bfloat16. All else stays in float32: what
+    trains, adapters, biases, norms, and embeddings, with which the sum of what the layers add stays in float32, too.
 
     Raises:
-        ConfigurationError: ``dtype`` is neither, or "bfloat16" where no weight is frozen.
+        ConfigurationError: ``dtype`` is neither, or "bfloat16" where no such weight is frozen.
     """
     check_choice("frozen_dtype", dtype, "float32", "bfloat16")
     if dtype == "float32":
         return
-    frozen = {parameter for parameter in network.parameters() if not parameter.requires_grad and parameter.dim() > 1}
+    frozen = set[nn.Parameter]()
+    embedded = set[nn.Parameter]()  # the last layer of a language model may share the weight of an embedding
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Embedding):
+            embedded.add(layer.weight)
+        elif (_is_linear(layer) or isinstance(layer, CONVOLUTIONS)) and ".lora_" not in name:
+            weight: Any = layer.weight
+            if not weight.requires_grad:
+                frozen.add(weight)
+    frozen -= embedded
     if not frozen:
         raise ConfigurationError("frozen_dtype: bfloat16 needs frozen weights: set adapt to lora or head")
     for parameter in network.parameters():
@@ -83,7 +94,10 @@ def keep_frozen(network: nn.Module, dtype: FrozenDtype) -> None:
 
 def computing(dtype: FrozenDtype, inputs: Tensor) -> AbstractContextManager[Any]:
     """Return the context in which a network computes whose frozen weights have a dtype, on the device of its inputs."""
-    return torch.autocast(inputs.device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+    if dtype == "float32":
+        return nullcontext()
+    # A cache would outlive an optimizer step inside of another autocast.
+    return torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False)
 
 
 def _put_in(network: nn.Module, rank: int, targets: Sequence[str], alpha: float) -> None:

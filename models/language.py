@@ -53,7 +53,8 @@ class CausalLM(LightningModule):
         freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
         pad: number of the token that fills up texts; by default the model's padding token, that of a text's end if
             there is none, else 0.
-        frozen_dtype: dtype of the frozen weights: "bfloat16" takes half the memory, and the network computes in it.
+        frozen_dtype: dtype of the frozen weights of linear layers and convolutions, in which the layers then compute;
+            "bfloat16" takes half the memory of "float32".
         checkpointing: whether the forward pass keeps the inputs of the blocks alone, and the backward pass computes the
             rest again (Chen et al., 2016).
         optimizer: function that makes a client's optimizer from the parameters.

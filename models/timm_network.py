@@ -35,7 +35,8 @@ class TimmNetwork(nn.Module):
         targets: names or patterns of the linear layers that get matrices.
         freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
         settings: further arguments of the network in timm, such as ``img_size: 32``.
-        frozen_dtype: dtype of the frozen weights: "bfloat16" takes half the memory, and the network computes in it.
+        frozen_dtype: dtype of the frozen weights of linear layers and convolutions, in which the layers then compute;
+            "bfloat16" takes half the memory of "float32".
         checkpointing: whether the forward pass keeps the inputs of the blocks alone, and the backward pass computes the
             rest again (Chen et al., 2016).
 
