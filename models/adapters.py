@@ -80,7 +80,8 @@ def keep_frozen(network: nn.Module, dtype: FrozenDtype) -> None:
     embedded = set[nn.Parameter]()  # the last layer of a language model may share the weight of an embedding
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Embedding):
-            embedded.add(layer.weight)
+            embedding: Any = layer.weight
+            embedded.add(embedding)
         elif (_is_linear(layer) or isinstance(layer, CONVOLUTIONS)) and ".lora_" not in name:
             weight: Any = layer.weight
             if not weight.requires_grad:
