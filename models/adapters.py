@@ -59,7 +59,7 @@ def adapt(
     for pattern in freeze:
         frozen = [name for name in names if fnmatchcase(name, pattern)]
         if not frozen:
-            raise ConfigurationError(f"freeze: no parameter has a name as {pattern!r}: {_near(pattern, names)}")
+            raise ConfigurationError(f"freeze: no parameter has a name as {pattern!r}: {_near_pattern(pattern, names)}")
         for name in frozen:
             network.get_parameter(name).requires_grad_(False)
 
@@ -125,6 +125,13 @@ def _put_in(network: nn.Module, rank: int, targets: Sequence[str], alpha: float)
 def _is_linear(part: nn.Module) -> bool:
     """Tell whether a module is a linear layer; Conv1D is GPT-2's, with its weight transposed."""
     return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+
+
+def _near_pattern(pattern: str, known: Sequence[str]) -> str:
+    """Say which pattern may have been meant, of a part of a name."""
+    parts = {part for name in known for part in name.split(".") if not part.isdigit()}
+    near = nearest(pattern.strip("*."), parts)
+    return f"did you mean '*.{near}.*'?" if near else f"parts of names are {', '.join(sorted(parts))}"
 
 
 def _near(name: str, known: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from fl_lightning import Cohort, Metric, Monitor, Server
@@ -24,7 +25,7 @@ class AggregationError(Monitor):
 
     The clients' matrices are those before any rule's correction; what rules such as :class:`FedExLoRA` put into the
     frozen weights counts as not lost. The monitor changes nothing. ``fl-lightning fit`` adds it to every run of a
-    module that has adapters when it is made.
+    module that has adapters, or may get some in ``configure_model``.
     """
 
     metrics = (
@@ -36,6 +37,11 @@ class AggregationError(Monitor):
             panel="adapters",
         ),
     )
+
+    @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Server)
+        self.streams = not adapters_of(pl_module)  # type: ignore[misc]  # single updates are read of adapters alone
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:

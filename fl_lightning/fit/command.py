@@ -16,6 +16,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from typing_extensions import override
 
 # Imported so that YAML finds all shipped classes by their short names.
@@ -245,7 +246,9 @@ class FederatedCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         callbacks = _as_list(config.callbacks)
         check_once(callbacks)
-        if any(adapters_in(self.model.client)) and not any(isinstance(own, AggregationError) for own in callbacks):
+        module = self.model.client
+        may_have_adapters = any(adapters_in(module)) or is_overridden("configure_model", module)
+        if may_have_adapters and not any(isinstance(own, AggregationError) for own in callbacks):
             callbacks.append(AggregationError())
         callbacks = run_callbacks(
             [*callbacks, self.stopping],

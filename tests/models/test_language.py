@@ -259,6 +259,10 @@ def test_weights_of_a_folder(tmp_path: Path) -> None:
         ({"adapt": "lora", "targets": ["query"]}, "targets: no linear layer has a name as 'query': there are c_attn"),
         ({"frozen_dtype": "bfloat16"}, "frozen_dtype: bfloat16 needs frozen weights: set adapt to lora or head"),
         ({"frozen_dtype": "half", "adapt": "lora"}, "frozen_dtype must be 'float32' or 'bfloat16', got 'half'"),
+        (
+            {"adapt": "lora", "freeze": ["*.lora_C.*"]},
+            r"no parameter has a name as '\*.lora_C.\*': did you mean '\*.lora_",
+        ),
         ({"adapt": "some"}, "adapt must be 'full', 'head' or 'lora', got 'some'"),
     ],
 )

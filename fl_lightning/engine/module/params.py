@@ -49,11 +49,13 @@ class FlatParameters:
         self._tree = Tree(module)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         _refuse_lazy(module)
+        if not named:
+            raise ConfigurationError(f"{type(module).__name__} has no trainable parameter: unfreeze what is to learn")
         dtypes = sorted({str(p.dtype) for p in self.parameters})
         if dtypes not in (["torch.float32"], ["torch.float64"]):
             raise ConfigurationError(
                 f"{type(module).__name__} must have trainable parameters of one dtype, float32 or float64, got "
-                f"{dtypes or 'none'}: train in lower precision with bf16-mixed or 16-mixed, unfreeze what is to learn"
+                f"{dtypes}: train in lower precision with bf16-mixed or 16-mixed"
             )
         _refuse_overlaps(module, named)
         self.orders = [memory_order(p) for p in self.parameters]

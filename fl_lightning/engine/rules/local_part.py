@@ -42,6 +42,8 @@ class ClientPart:
                 known_names = [*dict(orchestrator.client.named_modules()), *parameters, *buffers]
                 segments = dict.fromkeys(segment for known in known_names for segment in known.split("."))
                 near = nearest(name.strip("*."), [*known_names, *segments]) or ", ".join(known_names[1:9])
+                if near in segments and near not in known_names:
+                    near = f"'*.{near}.*'"
                 raise ConfigurationError(
                     f"{type(rule).__name__}: {type(orchestrator.client).__name__} has no parameter, buffer or "
                     f"submodule {name!r}: did you mean {near}?"

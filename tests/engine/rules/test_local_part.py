@@ -121,7 +121,9 @@ def test_a_client_that_has_not_taken_part_is_served_by_the_global_model() -> Non
     assert look.found == [[3.0, 0.0], [3.0, -2.0]]
 
 
-@pytest.mark.parametrize(("name", "near"), [("net.2", "net.1|net.0"), ("nets", "net")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("net.2", "net.1|net.0"), ("nets", "net"), ("weights", r"'\*\.weight\.\*'")]
+)
 def test_a_name_that_the_module_lacks(name: str, near: str) -> None:
     line = rf"LocalPart: TinyClassifier has no parameter, buffer or submodule '{name}': did you mean ({near})\?"
     with pytest.raises(ConfigurationError, match=line):
