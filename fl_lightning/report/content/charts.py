@@ -237,21 +237,27 @@ def spectrum(methods: Sequence[Method]) -> Chart | None:
 
 
 def layers(methods: Sequence[Method]) -> Chart | None:
-    """Draw the conflict ratio of each layer, averaged over the rounds and runs; None if no run logged the ratios."""
+    """Draw the conflict ratio of each layer before correction; the chart's numbers have those after correction, too.
+
+    Returns:
+        The chart of the means over rounds and runs; None if no run logged the ratios.
+    """
     means = {}
     for method in methods:
-        names = [name for name in logged([method]) if name.startswith(LAYER)]
-        of_runs = long_table(method.runs, names).groupby(["run", "metric"])["value"].mean()
-        mean = of_runs.groupby("metric").mean()
-        if len(mean):
-            means[method.name] = mean
+        for beginning, ending in ((LAYER, ""), (LAYER_AFTER, ", after correction")):
+            names = [name for name in logged([method]) if name.startswith(beginning)]
+            of_runs = long_table(method.runs, names).groupby(["run", "metric"])["value"].mean()
+            mean = of_runs.groupby("metric").mean()
+            if len(mean):
+                mean.index = mean.index.str.removeprefix(beginning)
+                means[f"{method.name}{ending}"] = mean
     table = pd.DataFrame(means)
     if table.empty:
         return None
-    table.index = table.index.str.removeprefix(LAYER)
     table = table.loc[in_order(methods, list(table.index))]
-    spoken = "; ".join(f"{name}: {written(table[name].mean(), True)} in the mean of the layers" for name in table)
-    dots = {str(name): pd.DataFrame({"x": table[name], "y": table.index, "name": table.index}) for name in table}
+    drawn = [method.name for method in methods if method.name in table]
+    spoken = "; ".join(f"{name}: {written(table[name].mean(), True)} in the mean of the layers" for name in drawn)
+    dots = {name: pd.DataFrame({"x": table[name], "y": table.index, "name": table.index}) for name in drawn}
     rows = [[str(layer), *(written(ratio, True) for ratio in ratios)] for layer, *ratios in table.itertuples()]
     return Chart(
         key="layers",
