@@ -41,6 +41,7 @@ CRITICAL = "critical round"
 MARKED = f" Diamond: {CRITICAL}, the first with a negative mean over five rounds; "
 EIGENVALUE = "hessian/eigenvalue_"  # beginning of the names of the eigenvalues' metrics
 LAYER = "conflict/layer/"  # beginning of the names of the layers' metrics
+CORRECTED = ", after correction"
 LAYER_AFTER = f"conflict/layer{AFTER}/"  # that of the metrics of the layers' corrected updates
 
 
@@ -244,7 +245,7 @@ def layers(methods: Sequence[Method]) -> Chart | None:
     """
     means = {}
     for method in methods:
-        for beginning, ending in ((LAYER, ""), (LAYER_AFTER, ", after correction")):
+        for beginning, ending in ((LAYER, ""), (LAYER_AFTER, CORRECTED)):
             names = [name for name in logged([method]) if name.startswith(beginning)]
             of_runs = long_table(method.runs, names).groupby(["run", "metric"])["value"].mean()
             mean = of_runs.groupby("metric").mean()
@@ -257,7 +258,12 @@ def layers(methods: Sequence[Method]) -> Chart | None:
     table = table.loc[in_order(methods, list(table.index))]
     drawn = [method.name for method in methods if method.name in table]
     spoken = "; ".join(f"{name}: {written(table[name].mean(), True)} in the mean of the layers" for name in drawn)
-    dots = {name: pd.DataFrame({"x": table[name], "y": table.index, "name": table.index}) for name in drawn}
+    dots = {}
+    for name in drawn:
+        told = table.index.to_series()
+        if f"{name}{CORRECTED}" in table:
+            told = told + CORRECTED + ": " + table[f"{name}{CORRECTED}"].map("{:.4g}".format)
+        dots[name] = pd.DataFrame({"x": table[name], "y": table.index, "name": told})
     rows = [[str(layer), *(written(ratio, True) for ratio in ratios)] for layer, *ratios in table.itertuples()]
     return Chart(
         key="layers",
