@@ -36,6 +36,7 @@ class FedBuff(FederatedCallback):
     """
 
     settles = frozenset({"base weights"})
+    starts_at_server = True  # from models of earlier rounds, which are not sent
     streams = True
     metrics = (
         Metric(

@@ -15,7 +15,7 @@ from fl_lightning.engine.rules.callback import overrides
 from fl_lightning.engine.rules.hooks import Hooks, checked_hook
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.updates.buffers import derive_buffers, tell_shortened
-from fl_lightning.engine.updates.cohort import ClientResult, Cohort
+from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.errors import values_of
 
 
@@ -27,7 +27,7 @@ def aggregate(orchestrator: Server, hooks: Hooks, cohort: Cohort) -> None:
         hooks: the callbacks' hooks.
         cohort: the round's updates.
     """
-    share_loss_scale(orchestrator, cohort.results)
+    share_loss_scale(orchestrator, [result.loss_scale for result in cohort.results])
     with full_float32():
         for change in hooks("aggregate"):
             cohort = change(orchestrator, cohort)
@@ -93,11 +93,11 @@ def _log_metrics(orchestrator: Server, cohort: Cohort) -> None:
         orchestrator.log_left_out(name, undefined)
 
 
-def share_loss_scale(orchestrator: Server, results: Sequence[ClientResult]) -> None:
-    """Start the next round's clients from the smallest loss scale of this round's."""
-    scales = [result.loss_scale for result in results if result.loss_scale is not None]
-    if scales:
-        scale, tracker = min(scales)
+def share_loss_scale(orchestrator: Server, scales: Sequence[tuple[float, int] | None]) -> None:
+    """Start the next clients from the smallest of some loss scales, each with its growth tracker."""
+    known = [scale for scale in scales if scale is not None]
+    if known:
+        scale, tracker = min(known)
         scaler: Any = orchestrator.trainer.precision_plugin.scaler  # type: ignore[attr-defined]  # of 16-mixed
         scaler.load_state_dict({**scaler.state_dict(), "scale": scale, "_growth_tracker": tracker})
 

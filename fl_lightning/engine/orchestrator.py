@@ -25,7 +25,7 @@ from typing_extensions import override
 from fl_lightning import lightning_private
 from fl_lightning.arguments import picklable_defaults
 from fl_lightning.engine import checks
-from fl_lightning.engine.aggregation import aggregate, step_alone, step_server
+from fl_lightning.engine.aggregation import aggregate, share_loss_scale, step_alone, step_server
 from fl_lightning.engine.devices.strategy import busy, waits
 from fl_lightning.engine.federation.data import PADDING, ClientIds, Dealing
 from fl_lightning.engine.hosting.guard import Guard
@@ -38,7 +38,7 @@ from fl_lightning.engine.module.exact import default_dtype
 from fl_lightning.engine.module.params import FlatParameters, is_finite
 from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.policy import Policy
-from fl_lightning.engine.round import Round
+from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.rules.callback import START_HOOKS, FederatedCallback, federated, sealed_states
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
@@ -46,7 +46,11 @@ from fl_lightning.engine.rules.server import NO_FIT
 from fl_lightning.engine.rules.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.engine.same_start import check_start, start_alike
+from fl_lightning.engine.sites.elsewhere import Carrier, Elsewhere
+from fl_lightning.engine.sites.messages import Incoming
+from fl_lightning.engine.sites.site import Outbox, Site
 from fl_lightning.engine.states.disk import FOLDER, DiskState, client_bytes
+from fl_lightning.engine.states.sent import SentState
 from fl_lightning.engine.training.in_lockstep.trainer import choose_training
 from fl_lightning.engine.training.local_data import LocalData
 from fl_lightning.engine.training.local_training import LocalTraining
@@ -144,10 +148,13 @@ class FederatedOrchestrator(ClientHost):
 
     Attributes:
         arguments: all arguments but ``client``, as given, by name.
+        carrier: carries messages to the clients' sites, if they train on other machines; set it before a fit.
 
     Raises:
         ConfigurationError: both ``local_epochs`` and ``local_steps`` are given, or a value is out of range.
     """
+
+    carrier: Carrier | None = None
 
     def __init__(
         self,
@@ -259,6 +266,7 @@ class FederatedOrchestrator(ClientHost):
         super().on_fit_start()
         dtype = torch.get_default_dtype()
         hooks = Hooks(self, federated(self.trainer))
+        hooks.at_site = any(isinstance(callback, Site) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]  # as above
         precision = self.trainer.precision_plugin
         self.flat.local = hooks.local
         checks.check_client(self.client, self.settings, precision, hooks.callbacks)
@@ -271,7 +279,13 @@ class FederatedOrchestrator(ClientHost):
         alone = OneByOne(self, local, data, hooks)
         repetition = Repetition(alone, self.arguments["on_hidden_state"])
         saved_way = self._saved.get("clients_at_once")
-        training = choose_training(alone, self.clients_at_once, self.compile_clients, saved_way)
+        training: ClientTraining
+        if self.carrier is not None:
+            training = Elsewhere(self, self.carrier)
+        elif hooks.at_site:
+            training = alone
+        else:
+            training = choose_training(alone, self.clients_at_once, self.compile_clients, saved_way)
         self._way = training.kept_way
         folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
         policy = Policy(
@@ -408,7 +422,31 @@ class FederatedOrchestrator(ClientHost):
             factors=fit.rates.factors(self.round),
             turnout=self.data.turnout(self.round),
             policy=fit.policy,
+            hooks=fit.hooks,
         )
+
+    def train_at_site(self, outgoing: Outgoing) -> Incoming:
+        """Train a client of a round that a server elsewhere runs, from what the server has sent."""
+        fit = self._fit_now
+        assert isinstance(fit.training, OneByOne)
+        self.rounds_done = outgoing.number - 1
+        self.params.copy_(outgoing.params)
+        self.write_buffers(outgoing.buffers)
+        self._state = ModuleState(self.client, self._state)
+        share_loss_scale(self, [outgoing.loss_scale])
+        for callback in fit.hooks.callbacks:
+            sent = outgoing.states.get(callback.state_key, {})
+            callback.state = SentState(sent, type(callback).__name__, callback.broadcasts, outgoing.client)
+        outbox = Outbox(outgoing.number, self.params.clone(), self._state, outgoing.factors)
+        with (
+            torch.autocast(self.device.type, enabled=False),
+            isolated(self.device),
+            default_dtype(fit.dtype),
+            sealed_states(fit.hooks.callbacks),
+        ):
+            fit.training.train(outbox, [outgoing.client])
+        assert outbox.incoming is not None
+        return outbox.incoming
 
     def _end_round(self, fit: Fit, round: Round) -> None:
         """Aggregate the updates of the round's clients, step the server optimizer and log the round."""

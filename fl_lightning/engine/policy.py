@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -76,6 +76,13 @@ class Policy:
         self.max_update_norm = max_update_norm
         self.label = data.client_label
         self.speaks = trainer.is_global_zero
+
+    @property
+    def loss_scale(self) -> tuple[float, int] | None:
+        """Scale and growth tracker of the run's GradScaler, which every client starts with; None without one."""
+        scaler: Any = getattr(self._orchestrator.trainer.precision_plugin, "scaler", None)
+        state = {} if scaler is None else scaler.state_dict()
+        return (state["scale"], state["_growth_tracker"]) if state else None
 
     def shares(self, cohort: Cohort) -> Tensor:
         """Compute the weights (k,) of some updates in the sum, up to a factor that the clients of the round share."""

@@ -4,23 +4,71 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fl_lightning.engine.federation.cohorts import Turnout
 from fl_lightning.engine.module.failures import ending
-from fl_lightning.engine.module.state import ModuleState
+from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.policy import Policy
+from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.work import Factors
+from fl_lightning.engine.states.sent import is_sent
 from fl_lightning.engine.updates.buffers import bad_buffers
 from fl_lightning.engine.updates.cohort import ClientResult, Cohort
 from fl_lightning.engine.updates.exchange import gather_results
 from fl_lightning.engine.updates.updates import Summed, Updates
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What goes out to one client of a round: all that its training needs of the server.
+
+    Attributes:
+        client: the client's id.
+        number: the round's number, 1, 2, …
+        params: (P,) the model that the client starts from; the global model, unless a rule's ``start`` makes another at
+            the server.
+        buffers: the buffers and frozen parameters that the client starts from.
+        factors: factors on the client's learning rates; None for 1.
+        loss_scale: scale and growth tracker of the GradScaler; None without one.
+        states: what is sent of each rule's state, by the rule's ``state_key`` and the tensor's name.
+    """
+
+    client: int
+    number: int
+    params: Tensor
+    buffers: Buffers
+    factors: Factors
+    loss_scale: tuple[float, int] | None
+    states: Mapping[str, Mapping[str, Tensor]]
+
+
+class ClientsRound(Protocol):
+    """What the training of a client needs of the client's round, and hands in to it.
+
+    Attributes:
+        number: the round's number.
+        anchor: (P,) the model that the client starts from, or that a rule makes another of.
+        state: the rest of that model.
+        factors: factors on the clients' learning rates; None for 1.
+    """
+
+    number: int
+    anchor: Tensor
+    state: ModuleState
+    factors: Factors
+
+    def take(self, models: Tensor, results: Sequence[ClientResult], losses: Any = None, less: bool = False) -> None:
+        """Take in what clients send; see :meth:`Round.take`."""
+
+    def leave_out(self, client: int, reason: str, error: Exception | None = None) -> None:
+        """Leave out a client whose training has failed; see :meth:`Round.leave_out`."""
 
 
 class Round:
@@ -33,6 +81,7 @@ class Round:
         factors: factors on the clients' learning rates, one for each parameter group of each optimizer; None for 1.
         turnout: the selected clients that arrive, drop out, or are late.
         policy: where the updates lie, and which are left out.
+        hooks: the callbacks' hooks.
 
     Attributes:
         trained: number of this device's clients that have trained so far, those that failed included.
@@ -41,7 +90,14 @@ class Round:
     """
 
     def __init__(
-        self, number: int, anchor: Tensor, state: ModuleState, factors: Factors, turnout: Turnout, policy: Policy
+        self,
+        number: int,
+        anchor: Tensor,
+        state: ModuleState,
+        factors: Factors,
+        turnout: Turnout,
+        policy: Policy,
+        hooks: Hooks,
     ) -> None:
         self.number = number
         self.anchor = anchor
@@ -51,6 +107,7 @@ class Round:
         self.trained = 0
         self.failures: list[tuple[str, Exception | None]] = []
         self._policy = policy
+        self._hooks = hooks
         self._summed = Summed(policy.store.columns) if policy.sums_after else None
         self._arrived: list[ClientResult] = []  # of this device's clients, if their updates are not yet summed
         self._unread: list[
@@ -59,6 +116,15 @@ class Round:
         self._added: list[ClientResult] = []  # of all devices' clients whose updates are summed
         self._untold: list[str] = []
         policy.store.clear()
+
+    def outgoing(self, client: int) -> Outgoing:
+        """Collect what goes out to a client that trains on another machine."""
+        params, buffers = self._hooks.start_at_server(client, self.anchor, self.state.buffers)
+        states: dict[str, dict[str, Tensor]] = {}
+        for callback in self._hooks.callbacks:
+            names = [name for name in callback.state if is_sent(name, callback.broadcasts, client)]
+            states[callback.state_key] = {name: callback.state[name] for name in names}
+        return Outgoing(client, self.number, params, buffers, self.factors, self._policy.loss_scale, states)
 
     def take(self, models: Tensor, results: Sequence[ClientResult], losses: Any = None, less: bool = False) -> None:
         """Take in what clients send.
@@ -80,21 +146,26 @@ class Round:
         if losses is None:
             losses = torch.full_like(signs, math.nan)
         self._unread.append(torch.stack([signs, bad, losses]))
+        self.trained += len(results)
         self.tell_failures()
 
-    def leave_out(self, client: int, reason: str, error: Exception | None = None, speaks: bool = True) -> None:
-        """Leave a client out of the round.
+    def leave_out(self, client: int, reason: str, error: Exception | None = None) -> None:
+        """Leave out a client whose training has failed.
 
         Args:
             client: the client's id.
             reason: why, for the message.
             error: the error that the client raised, if any.
-            speaks: whether this device tells it.
 
         Raises:
             TrainingError: the policy is to stop the run.
             RuntimeError: the policy is to stop the run, and the user's code raised the error.
         """
+        self._drop(client, reason, error)
+        self.trained += 1
+
+    def _drop(self, client: int, reason: str, error: Exception | None = None, speaks: bool = True) -> None:
+        """Leave a client out of the round; ``speaks`` says whether this device tells it."""
         message = f"round {self.number}: client {self._policy.label(client)} is left out: {reason}"
         if self._policy.on_bad_update == "raise":
             raise ending(message, error) from error
@@ -169,9 +240,9 @@ class Round:
         finite: list[ClientResult] = []
         for result, (sign, bad, loss) in zip(arrived, rows, strict=True):
             if math.isnan(sign) and not self._policy.store.is_finite(result.client):
-                self.leave_out(result.client, "its update is not finite")
+                self._drop(result.client, "its update is not finite")
             elif bad:
-                self.leave_out(result.client, "one of its buffers is not finite")
+                self._drop(result.client, "one of its buffers is not finite")
             else:
                 finite.append(replace(result, loss=loss) if math.isnan(result.loss) else result)
         return finite
@@ -194,5 +265,5 @@ class Round:
             fit.append(is_within)
             if not is_within:
                 reason = f"the norm of its update is {norm:.3g}, more than {multiple:g} times the median, {median:.3g}"
-                self.leave_out(client, reason, speaks=self._policy.speaks)
+                self._drop(client, reason, speaks=self._policy.speaks)
         return fit

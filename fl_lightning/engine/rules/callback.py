@@ -17,6 +17,7 @@ from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.states.disk import DiskState, check_name
 from fl_lightning.engine.states.sealed import SealedState
+from fl_lightning.engine.states.sent import MARK, SentState
 from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.errors import ConfigurationError
 
@@ -71,6 +72,10 @@ class FederatedCallback(Callback):
     #: ``bytes/down``; a tensor that is not yet in ``state`` is zero, and not sent. Clients send by
     #: :meth:`LocalRun.send`.
     broadcasts: ClassVar[tuple[str, ...]] = ()
+
+    #: Whether ``start`` runs at the server where clients train on other machines, since it needs a state that is not
+    #: sent. By default it runs at the client's site, which has the client's data and its part of the state.
+    starts_at_server: ClassVar[bool] = False
 
     #: What the server hooks read of clients besides updates and numbers of examples, all of which has no noise where
     #: clients add noise to their updates: private rules refuse what their ε does not cover.
@@ -136,11 +141,21 @@ class FederatedCallback(Callback):
         done its work so far. That path has not been tried on CUDA.
         """
         if name not in self.state:
+            self._refuse_kept(name)
             return start
         value = self.state[name]
         if start.is_cuda and not value.is_cuda:
             return value.pin_memory().to(start, non_blocking=True)
         return value.to(start)
+
+    def _refuse_kept(self, name: str) -> None:
+        """Refuse to go on without a value that stays with its client, where the server has a mark in its place."""
+        data = self.state.data if isinstance(self.state, SealedState) else self.state
+        if not isinstance(data, SentState) and f"{MARK}{name}" in data:
+            raise ConfigurationError(
+                f"{type(self).__name__} asks for {name} at the server, but it stays at its client's site: leave out "
+                "what evaluates or changes the models of single clients, such as PersonalEvaluation"
+            )
 
     def keep(self, run: LocalRun, name: str, value: Tensor) -> None:
         """Let ``state["name/client"]`` be ``value`` after the round, in which :meth:`recall` finds it; not sent.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class Hooks:
         self.parts = [ClientPart(callback, orchestrator) for callback in callbacks if overrides(callback, "local_part")]
         starts = [callback for callback in callbacks if overrides(callback, "start")]
         self._starts: list[Any] = [*starts, *self.parts]  # whatever model a client is given, its own part stays
+        self.at_site = False  # whether clients train here for a server elsewhere
         personal = [callback for callback in callbacks if overrides(callback, "personal") and callback not in starts]
         self._personal: list[Any] = [*self._starts, *personal]
 
@@ -74,11 +76,33 @@ class Hooks:
         return torch.tensor(sorted(columns), dtype=torch.int64)
 
     def start(self, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
-        """Return the model that a client starts from, given the global model."""
-        for source in self._starts:
+        """Return the model that a client starts from, given the global model, or what the server has made of it."""
+        for source in self._starts[self._at_server if self.at_site else 0 :]:
             params, buffers = checked_hook(source, "start")(self._orchestrator, client, params, buffers)
         if params.data_ptr() == self._orchestrator.params.data_ptr():  # which training will change
             params = params.clone()
+        return params, buffers
+
+    @cached_property
+    def _at_server(self) -> int:
+        """How many of those that define ``start`` need the server: they come first.
+
+        Raises:
+            ConfigurationError: one of them comes after one that needs the client.
+        """
+        needs = [getattr(source, "starts_at_server", False) for source in self._starts]
+        if needs != sorted(needs, reverse=True):
+            first, later = (type(self._starts[needs.index(at_server)]).__name__ for at_server in (False, True))
+            raise ConfigurationError(
+                f"{later} starts clients at the server, after {first}, which needs the client's data or state: where "
+                f"clients train on other machines, list {later} first"
+            )
+        return sum(needs)
+
+    def start_at_server(self, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        """Return what the server makes of the global model for a client to start from on another machine."""
+        for source in self._starts[: self._at_server]:
+            params, buffers = checked_hook(source, "start")(self._orchestrator, client, params, buffers)
         return params, buffers
 
     def personal(self, client: int) -> tuple[Tensor, Buffers]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import busy
 from fl_lightning.engine.module.failures import RuleError, error_text, guard_hook
-from fl_lightning.engine.round import Round
+from fl_lightning.engine.round import ClientsRound, Round
 from fl_lightning.engine.rules.callback import SENT_HOOKS, START_HOOKS
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
@@ -95,12 +95,12 @@ class OneByOne:
         self._again = LocalTraining(local.module, local.flat, local.settings, local.trainer, ())  # without any rule
         self._warned_of = set[str]()  # names of attributes that a warning has named
 
-    def train(self, round: Round, clients: Sequence[int]) -> None:
+    def train(self, round: ClientsRound, clients: Sequence[int]) -> None:
         """Train clients of a round, and put the global model back after each."""
         for client in clients:
             self._train(round, client)
 
-    def _train(self, round: Round, client: int) -> None:
+    def _train(self, round: ClientsRound, client: int) -> None:
         busy(self.orchestrator.trainer, f"client {self.data.datamodule.client_label(client)} of round {round.number}")
         with self.leaving_out(round, client), self.training_of(round, client) as run:
             self.local.train(run, partial(self.data.batches, client, round.number))
@@ -111,11 +111,10 @@ class OneByOne:
             update, result = self.collect(round, run, self.local.loss_scale())
             vector = run.params if update is None else update
             round.take(vector[None], [result], run.mean_loss[None], less=update is not None)
-        round.trained += 1
         self.orchestrator.tell_trained([client])
 
     @contextmanager
-    def leaving_out(self, round: Round, client: int) -> Iterator[None]:
+    def leaving_out(self, round: ClientsRound, client: int) -> Iterator[None]:
         """Leave a client out of the round if its part of the training, inside a ``with`` block, fails."""
         try:
             yield
@@ -124,7 +123,7 @@ class OneByOne:
                 raise
             round.leave_out(client, error_text(error, self.orchestrator.client), error)
 
-    def new_run(self, round: Round, client: int, work: Work | None = None) -> LocalRun:
+    def new_run(self, round: ClientsRound, client: int, work: Work | None = None) -> LocalRun:
         """Make the run of a client.
 
         Args:
@@ -147,7 +146,7 @@ class OneByOne:
             self.orchestrator.write_buffers(run.start_buffers)
 
     def collect(
-        self, round: Round, run: LocalRun, loss_scale: tuple[float, int] | None = None
+        self, round: ClientsRound, run: LocalRun, loss_scale: tuple[float, int] | None = None
     ) -> tuple[Tensor | None, ClientResult]:
         """Collect the update (P,) and the values that a client sends; the hooks at the client's end have been called.
 
@@ -177,7 +176,7 @@ class OneByOne:
         return update, result
 
     @contextmanager
-    def training_of(self, round: Round, client: int, start: Tensor | None = None) -> Iterator[LocalRun]:
+    def training_of(self, round: ClientsRound, client: int, start: Tensor | None = None) -> Iterator[LocalRun]:
         """Let a client begin its training, to be continued inside a ``with`` block; then put the global model back.
 
         Args:
@@ -233,7 +232,7 @@ class OneByOne:
             orchestrator.params.copy_(params)
             orchestrator.write_buffers(buffers)
 
-    def put_back(self, round: Round) -> list[str]:
+    def put_back(self, round: ClientsRound) -> list[str]:
         """Put the global model back; return the names of the attributes that training has changed."""
         self.local.flat.clear_gradient()
         self.orchestrator.params.copy_(round.anchor)

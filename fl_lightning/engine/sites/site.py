@@ -1,0 +1,113 @@
+"""Site: trains single clients of a server's rounds, on this machine, from what the server sends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning.engine.module.state import ModuleState
+from fl_lightning.engine.round import Outgoing
+from fl_lightning.engine.rules.work import Factors
+from fl_lightning.engine.sites.kept import Kept
+from fl_lightning.engine.sites.messages import Incoming, pack_incoming, unpack_outgoing
+from fl_lightning.engine.states.sent import MARK
+from fl_lightning.engine.updates.cohort import ClientResult
+
+
+class Outbox:
+    """Stands for the round while one of its clients trains at a site, and holds what the client sends.
+
+    Args:
+        number: the round's number.
+        anchor: (P,) the model that the client starts from.
+        state: the rest of that model.
+        factors: factors on the client's learning rates.
+
+    Attributes:
+        incoming: what the server gets; None while the client trains.
+    """
+
+    def __init__(self, number: int, anchor: Tensor, state: ModuleState, factors: Factors) -> None:
+        self.number = number
+        self.anchor = anchor
+        self.state = state
+        self.factors = factors
+        self.incoming: Incoming | None = None
+
+    def take(self, models: Tensor, results: Sequence[ClientResult], losses: Any = None, less: bool = False) -> None:
+        """Take in what the client sends; see :meth:`Round.take`."""
+        (result,) = results
+        if losses is not None and math.isnan(result.loss):
+            result = replace(result, loss=float(losses))
+        self.incoming = Incoming(result.client, self.number, result, models[0].clone(), less)
+
+    def leave_out(self, client: int, reason: str, error: Exception | None = None) -> None:
+        """Leave out the client, whose training has failed."""
+        self.incoming = Incoming(client, self.number, reason=reason)
+
+
+class Connection(Protocol):
+    """Carries messages between a site and the server."""
+
+    def receive(self) -> bytes | None:
+        """Wait for the next message; None if there will be no more."""
+
+    def send(self, message: bytes) -> None:
+        """Send an answer."""
+
+
+class Site(Callback):
+    """Answers a server for the clients of this machine, in the place of rounds; put it last among a fit's callbacks.
+
+    The fit prepares module, data and rules as any fit does, with the rules' own Lightning hooks; then the site trains
+    the clients that the server names, one after another, until the server has no more.
+
+    Args:
+        connection: carries the messages.
+        folder: the site's own folder, of what stays here.
+    """
+
+    def __init__(self, connection: Connection, folder: Path) -> None:
+        self._connection = connection
+        self._kept = Kept(folder)
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        server: Any = pl_module
+        while (message := self._connection.receive()) is not None:
+            asked = unpack_outgoing(message)
+            try:
+                answer = self._keep(server.train_at_site(self._with_kept(asked)))
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=reason, ends=True)))
+                raise
+            self._connection.send(pack_incoming(answer))
+        raise StopIteration  # with which Lightning ends a fit
+
+    def _with_kept(self, asked: Outgoing) -> Outgoing:
+        """Put what stays here in the place of the server's marks."""
+        states: dict[str, dict[str, Tensor]] = {}
+        for rule, sent in asked.states.items():
+            states[rule] = {}
+            for name, value in sent.items():
+                own = name.removeprefix(MARK)
+                states[rule][own] = value if own == name else self._kept.take(rule, own, value)
+        return replace(asked, states=states)
+
+    def _keep(self, answer: Incoming) -> Incoming:
+        """Keep what stays here, and put marks in its place."""
+        if answer.result is None:
+            return answer
+        marks: dict[tuple[str, str], Tensor] = {}
+        for (rule, name), value in answer.result.stays.items():
+            mark = self._kept.put(rule, f"{name}/{answer.client}", answer.number, value)
+            marks[rule, f"{MARK}{name}"] = mark
+        return replace(answer, result=replace(answer.result, stays=marks))

@@ -1,0 +1,296 @@
+"""Clients that train in other processes, which sockets connect: the same bits as here, and what a site does wrong."""
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lib import tiny_images
+from lib.at_sites import sites
+from lib.command import rows
+from lib.toy import trainer
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+
+from fl_lightning import (
+    ArrivalSampler,
+    Cohort,
+    ConfigurationError,
+    FederatedCallback,
+    FederatedOrchestrator,
+    LocalRun,
+    Monitor,
+    Server,
+    TrainingError,
+)
+from fl_lightning.callbacks import (
+    ALIE,
+    IFCA,
+    MOON,
+    Ditto,
+    FedBN,
+    FedBuff,
+    FedDyn,
+    FedGAM,
+    FedLAW,
+    FedProto,
+    GradientHarmonization,
+    PerFedAvg,
+    PersonalEvaluation,
+    Scaffold,
+    SignFlip,
+    TopK,
+)
+from fl_lightning.engine.sites.messages import pack_incoming, unpack_incoming
+from fl_lightning.engine.sites.sockets import SocketConnection
+from fl_lightning.models import ImageClassifier
+
+CLIENTS, ROUNDS = 6, 3
+STATE_BYTES = "clients/state_bytes"  # of what a site keeps, the server has a number
+Chain = Callable[[], Sequence[Callback]]
+
+
+class ByHand(ImageClassifier):
+    """Steps its optimizer itself."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        optimizer: Any = self.optimizers()
+        outputs = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(outputs["loss"])
+        optimizer.step()
+        return outputs
+
+
+def dropping(kind: type[ImageClassifier] = ImageClassifier) -> LightningModule:
+    """The tiny classifier with dropout."""
+    made: Any = tiny_images.client()
+    network = nn.Sequential(*made.network[:6], nn.Dropout(0.5), made.network[6])
+    return kind(network, 3, optimizer=lambda params: torch.optim.SGD(params, lr=0.05))
+
+
+def fitted(
+    chain: Chain,
+    *more: Callback,
+    carrier: Any = None,
+    folder: Path | None = None,
+    module: Callable[[], LightningModule] = tiny_images.client,
+    data: dict[str, Any] | None = None,
+    precision: Any = "32-true",
+    **settings: Any,
+) -> dict[str, Tensor]:
+    """Train some rounds; all tensors at the end."""
+    orchestrator = FederatedOrchestrator(module(), **{"on_bad_update": "raise", **settings})
+    orchestrator.carrier = carrier
+    logger = CSVLogger(folder, name="", version="") if folder else False
+    run = trainer(*chain(), *more, rounds=ROUNDS, logger=logger, precision=precision)
+    run.fit(orchestrator, datamodule=tiny_images.data(**(data or {})))
+    return {name: value.clone() for name, value in orchestrator.client.state_dict().items()}
+
+
+def compare(folder: Path, chain: Chain, **settings: Any) -> None:
+    """Train here and at three sites."""
+    here = fitted(chain, folder=folder / "here", **settings)
+    with sites(lambda site: fitted(chain, site, **settings), CLIENTS, folder) as carrier:
+        there = fitted(chain, folder=folder / "there", carrier=carrier, **settings)
+    for name, value in here.items():
+        assert torch.equal(there[name], value), name
+    logged = [rows(folder / place / "metrics.csv") for place in ("here", "there")]
+    for one, other in zip(*logged, strict=True):
+        assert one.keys() == other.keys()
+        different = {name for name in one if one[name] != other[name] and one[name] == one[name]}
+        assert different <= {STATE_BYTES}
+
+
+CHAINS: dict[str, tuple[Chain, dict[str, Any]]] = {
+    "GH, BatchNorm and dropout": (lambda: [GradientHarmonization()], {"module": dropping}),
+    "Scaffold and GH": (lambda: [Scaffold(), GradientHarmonization()], {}),
+    "Ditto": (lambda: [Ditto(0.1)], {}),
+    "FedBN": (lambda: [FedBN()], {}),
+    "IFCA": (lambda: [IFCA(2)], {}),
+    "FedDyn, decay, stragglers": (
+        lambda: [FedDyn(0.1)],
+        {"local_lr_decay": 0.9, "stragglers": 0.5, "local_epochs": 3},
+    ),
+    "a schedule of rates": (
+        list,
+        {"local_lr_scheduler": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)},
+    ),
+    "PerFedAvg": (lambda: [PerFedAvg()], {}),
+    "FedProto": (lambda: [FedProto()], {}),
+    "TopK": (lambda: [TopK(0.2)], {}),
+    "SignFlip": (lambda: [SignFlip(2)], {}),
+    "ALIE": (lambda: [ALIE(2)], {}),
+    "MOON": (lambda: [MOON()], {}),
+    "FedLAW": (lambda: [FedLAW()], {}),
+    "FedGAM": (lambda: [FedGAM()], {}),
+    "FedBuff": (lambda: [FedBuff()], {"data": {"participation": 2, "sampler": ArrivalSampler(busy=4, seed=2)}}),
+    "manual optimization": (list, {"module": lambda: dropping(ByHand)}),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_the_same_bits_as_here(name: str, tmp_path: Path) -> None:
+    chain, settings = CHAINS[name]
+    compare(tmp_path, chain, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiny_images.CALLBACKS)
+def test_every_callback_does_as_here(name: str, tmp_path: Path) -> None:
+    compare(tmp_path, lambda: [tiny_images.CALLBACKS[name]()])
+
+
+def test_what_stays_is_at_the_site(tmp_path: Path) -> None:
+    """The server has the number of the round in its place, and a site the values of the last two rounds."""
+    rule = Ditto(0.1)
+    with sites(lambda site: fitted(lambda: [Ditto(0.1)], site), CLIENTS, tmp_path) as carrier:
+        fitted(lambda: [rule], carrier=carrier)
+    assert {name: value.tolist() for name, value in rule.state.items()} == {f"kept/own/{k}": ROUNDS for k in range(6)}
+    for client in range(CLIENTS):
+        kept = (tmp_path / f"site-{client % 3}").rglob(f"own%2F{client}/*")
+        assert {path.stem for path in kept} == {"2", "3"}
+
+
+def test_what_stays_is_not_asked_for_at_the_server(tmp_path: Path) -> None:
+    def chain() -> list[Callback]:
+        return [Ditto(0.1), PersonalEvaluation()]
+
+    refusal = pytest.raises(ConfigurationError, match=r"Ditto asks for own/0 at the server, but it stays at its client")
+    with sites(lambda site: fitted(chain, site), CLIENTS, tmp_path) as carrier, refusal:
+        fitted(chain, carrier=carrier)
+
+
+class Peeking(FederatedCallback):
+    """Reads what is not sent."""
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        self.recall("secret", run.params)
+
+    def update(self, orchestrator: Server, cohort: Any, update: Tensor) -> Tensor:
+        self.state["secret"] = update
+        return update
+
+
+def test_a_state_that_is_not_sent_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    fitted(lambda: [Peeking()])
+    with sites(lambda site: fitted(lambda: [Peeking()], site), CLIENTS, tmp_path) as carrier:
+        message = (
+            r"round 1: the site of client . ends the run: .*Peeking reads self.state\['secret'\] where client . tra"
+        )
+        with pytest.raises(TrainingError, match=message):
+            fitted(lambda: [Peeking()], carrier=carrier)
+
+
+def test_a_start_at_the_server_comes_before_one_at_the_site(tmp_path: Path) -> None:
+    def chain() -> list[Callback]:
+        return [FedBN(), IFCA(2), FedBuff()]
+
+    settings: dict[str, Any] = {"data": {"participation": 2, "sampler": ArrivalSampler(busy=4, seed=2)}}
+    with (
+        sites(lambda site: fitted(chain, site, **settings), CLIENTS, tmp_path) as carrier,
+        pytest.raises(ConfigurationError, match="FedBuff starts clients at the server, after IFCA, which needs the"),
+    ):
+        fitted(chain, carrier=carrier, **settings)
+
+
+class Seen(Monitor):
+    """Notes the clients of each round."""
+
+    def __init__(self) -> None:
+        self.cohorts: list[list[int]] = []
+
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        self.cohorts.append(list(cohort.clients))
+
+
+class Wrong(SocketConnection):
+    """Answers for client 4 of round 2 as ``way`` says."""
+
+    way = ""
+
+    def send(self, message: bytes) -> None:
+        answer = unpack_incoming(message)
+        if (answer.client, answer.number) != (4, 2):
+            super().send(message)
+            return
+        assert answer.model is not None
+        assert answer.result is not None
+        if self.way == "gone":
+            os._exit(1)
+        elif self.way == "twice":
+            super().send(message)
+            super().send(message)
+        elif self.way == "a pickle":
+            super().send(pickle.dumps(answer.model))
+        elif self.way == "another round":
+            super().send(pack_incoming(replace(answer, number=1)))
+            super().send(pack_incoming(replace(answer, model=None, reason="the right answer")))
+        elif self.way == "another client":
+            super().send(pack_incoming(replace(answer, client=0)))
+            super().send(pack_incoming(replace(answer, model=None, reason="the right answer")))
+        elif self.way == "values of another":
+            super().send(pack_incoming(replace(answer, result=replace(answer.result, client=0))))
+        elif self.way == "a shape":
+            super().send(pack_incoming(replace(answer, model=answer.model[1:])))
+        elif self.way == "a dtype":
+            super().send(pack_incoming(replace(answer, model=answer.model.double())))
+        elif self.way == "a buffer":
+            buffers = [None if value is None else value[None] for value in answer.result.buffers]
+            super().send(pack_incoming(replace(answer, result=replace(answer.result, buffers=buffers))))
+        elif self.way == "nan":
+            super().send(pack_incoming(replace(answer, model=answer.model * torch.nan)))
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ("gone", "client 4 is left out: its site is gone"),
+        ("twice", "an answer for client 4 of round 2 is dropped"),
+        ("a pickle", "client 4 is left out: expected a message of JSON and safetensors, got"),
+        ("another round", "an answer for client 4 of round 1 is dropped"),
+        ("another client", "an answer for client 0 of round 2 is dropped"),
+        ("values of another", "client 4 is left out: expected values of client 4, got those of client 0"),
+        ("a shape", r"client 4 is left out: expected model to be float32 \(\d+,\), got float32 \(\d+,\)"),
+        ("a dtype", r"client 4 is left out: expected model to be float32 \(\d+,\), got float64 \(\d+,\)"),
+        ("a buffer", r"client 4 is left out: expected buffer/0 to be float32 \(4,\), got float32 \(1, 4\)"),
+        ("nan", "client 4 is left out: its update is not finite"),
+    ],
+)
+def test_a_wrong_answer_costs_its_client_alone(way: str, told: str, tmp_path: Path) -> None:
+    """The round goes on without client 4, which the line names; with a site that is gone, its two clients stay away."""
+    wrong = type("OneWrong", (Wrong,), {"way": way})
+    seen = Seen()
+    settings: dict[str, Any] = {"on_bad_update": "skip"}
+    apart = sites(lambda site: fitted(list, site, **settings), CLIENTS, tmp_path, wrong)
+    with apart as carrier, pytest.warns(UserWarning, match=told):
+        fitted(list, seen, carrier=carrier, **settings)
+    everyone = [0, 1, 2, 3, 4, 5]
+    others = [client for client in everyone if client != 4]
+    second = everyone if way == "twice" else others
+    third = [0, 2, 3, 5] if way == "gone" else everyone
+    assert seen.cohorts == [everyone, second, third]
+
+
+class Failing(FederatedCallback):
+    """Raises where client 4 trains in round 2."""
+
+    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+        if (run.client, run.round) == (4, 2):
+            run.module.no_such_thing()
+
+
+def test_a_rule_that_raises_ends_the_run(tmp_path: Path) -> None:
+    refusal = pytest.raises(TrainingError, match=r"round 2: the site of client 4 ends the run: .*no_such_thing")
+    apart = sites(lambda site: fitted(lambda: [Failing()], site, on_bad_update="skip"), CLIENTS, tmp_path)
+    with apart as carrier, refusal:
+        fitted(lambda: [Failing()], carrier=carrier, on_bad_update="skip")
