@@ -46,5 +46,5 @@ def test_parts_by_patterns() -> None:
     made = fitted(LocalPart(["*.lora_B.*"]))
     for name, part in zip(made.flat.names, made.split(made.params), strict=True):
         assert bool(part.any()) == ("lora_A" in name)
-    with pytest.raises(ConfigurationError, match=r"submodule '\*\.lora_C\.\*': did you mean lora_"):
+    with pytest.raises(ConfigurationError, match=r"submodule '\*\.lora_C\.\*': did you mean '\*\.lora_"):
         fitted(LocalPart(["*.lora_C.*"]))
