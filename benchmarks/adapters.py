@@ -116,7 +116,7 @@ def run_apart(way: str, asked: Namespace, **changed: Any) -> dict[str, float]:
 
 
 def parts_of(asked: Namespace, found: dict[str, float]) -> list[float]:
-    """What each part of the model of memory is multiplied by."""
+    """Count the bytes and numbers of a run that each of :data:`PARTS` is multiplied by."""
     tokens = asked.batch * asked.length
     return [1, found["frozen"], found["trained"], tokens * asked.layers * asked.width, tokens * asked.vocabulary]
 

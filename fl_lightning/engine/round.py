@@ -27,7 +27,7 @@ from fl_lightning.engine.updates.updates import Summed, Updates
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What goes out to one client of a round: all that its training needs of the server.
+    """Holds what the server sends to one client of a round, for the client to train elsewhere.
 
     Attributes:
         client: the client's id.
@@ -37,7 +37,7 @@ class Outgoing:
         buffers: the buffers and frozen parameters that the client starts from.
         factors: factors on the client's learning rates; None for 1.
         loss_scale: scale and growth tracker of the GradScaler; None without one.
-        states: what is sent of each rule's state, by the rule's ``state_key`` and the tensor's name.
+        states: tensors of the rules' states, by the rule's ``state_key`` and the tensor's name.
     """
 
     client: int
@@ -50,7 +50,7 @@ class Outgoing:
 
 
 class ClientsRound(Protocol):
-    """What the training of a client needs of the client's round, and hands in to it.
+    """Describes a round to what trains its clients: where they start, and where their results go.
 
     Attributes:
         number: the round's number.

@@ -22,7 +22,7 @@ TENSORS = ("buffers", "vectors", "stays")  # attributes of a ClientResult that a
 
 @dataclass(frozen=True)
 class Incoming:
-    """What comes back for one client of a round.
+    """Holds what a site sends back for one client of a round.
 
     Attributes:
         client: the client's id.

@@ -31,7 +31,7 @@ class Outbox:
         factors: factors on the client's learning rates.
 
     Attributes:
-        incoming: what the server gets; None while the client trains.
+        incoming: the answer for the server; None while the client trains.
     """
 
     def __init__(self, number: int, anchor: Tensor, state: ModuleState, factors: Factors) -> None:
