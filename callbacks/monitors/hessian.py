@@ -74,6 +74,7 @@ class HessianMonitor(Monitor):
         ),
     )
 
+    needs_one_machine = "measures the loss of clients' training examples at the server"
     streams = True
 
     def __init__(self, every: int = 10, count: int = 5, examples: int = 512) -> None:

@@ -96,7 +96,8 @@ class PersonalEvaluation(Monitor):
 
     The measures of fairness, standard deviation and worst tenth, are those of Li et al., 2020 ("Fair Resource
     Allocation in Federated Learning") and Wang et al., 2021 (FedFV). Every device evaluates the models of all clients.
-    The monitor changes nothing.
+    The monitor changes nothing. Where clients train at sites of their own, which keep what they hold out, only
+    ``own/…`` and ``domain/…`` are logged.
 
     Args:
         every: number of rounds from one evaluation to the next, at least 1.
@@ -141,14 +142,15 @@ class PersonalEvaluation(Monitor):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         check_validation_step(self, pl_module)
         data: Any = pl_module.data
-        if not self._holds_out(data) and not data.domain_batches():
+        here = [client for client in range(data.num_clients) if data.has_examples(client)]
+        if here and not self._holds_out(data, here) and not data.domain_batches():
             raise ConfigurationError(
                 f"PersonalEvaluation evaluates on data that clients hold out, but no client of {type(data).__name__} "
                 f"holds data out: {remedy(data, 'held_out_batches(client)', 'held_out', 'test_share')}"
             )
 
-    def _holds_out(self, data: Any) -> bool:
-        return any(True for client in range(data.num_clients) for _ in data.held_out_batches(client))
+    def _holds_out(self, data: Any, clients: Iterable[int]) -> bool:
+        return any(True for client in clients for _ in data.held_out_batches(client))
 
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
@@ -164,23 +166,27 @@ class PersonalEvaluation(Monitor):
         if cohort.round % self.every:
             return
         data = orchestrator.data
-        held_out = {
-            client: self._evaluate(orchestrator, partial(data.held_out_batches, client))
-            for client in range(data.num_clients)
-        }
+        here = [client for client in range(data.num_clients) if data.has_examples(client)]
+        held_out = {client: self._evaluate(orchestrator, partial(data.held_out_batches, client)) for client in here}
         by_client = {client: row for client, row in held_out.items() if row}
         domains = data.domain_batches()
         self._log_domains(orchestrator, domains)
-        if domains and not by_client:
+        if not here:
+            self._log(orchestrator, OWN, self._own(cohort))
+        if not by_client and (domains or not here):
             return
         check_logged(self, orchestrator, by_client)
+        self._log(orchestrator, "held_out/", held_out)
+        self._log(orchestrator, OWN, self._own(cohort))
+        self._log_personal(orchestrator, by_client)
+
+    def _own(self, cohort: Cohort) -> dict[int, dict[str, float]]:
+        """Collect what the participants' own models did on what the participants hold out."""
         own: dict[int, dict[str, float]] = {}
         for result in cohort.results:
             logged = result.metrics.items()
             own[result.client] = {name.removeprefix(OWN): value for name, value in logged if name.startswith(OWN)}
-        self._log(orchestrator, "held_out/", held_out)
-        self._log(orchestrator, OWN, own)
-        self._log_personal(orchestrator, by_client)
+        return own
 
     def _log_domains(self, orchestrator: Server, domains: Mapping[str, Iterable[Any]]) -> None:
         """Evaluate the global model on the test examples of each domain."""

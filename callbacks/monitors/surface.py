@@ -35,6 +35,7 @@ class LossSurface(Monitor):
             ``trainer.max_epochs`` sets no last round.
     """
 
+    needs_one_machine = "measures the loss of clients' training examples at the server"
     streams = True
 
     def __init__(

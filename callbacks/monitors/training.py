@@ -56,6 +56,7 @@ class TrainingEvaluation(Monitor):
         ),
     )
 
+    needs_one_machine = "evaluates the clients' training examples at the server"
     streams = True
 
     def __init__(self, every: int = 1) -> None:

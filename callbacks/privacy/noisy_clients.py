@@ -32,6 +32,7 @@ class NoisyClients(PrivateRule, ABC):
         ConfigurationError: an argument is out of range; clients send more than their updates, or a rule reads more.
     """
 
+    needs_one_machine = "draws the clients' noise from the config's seed, which the server has, so ε would be false"
     metrics: ClassVar = (EPSILON,)
     streams = True
 

@@ -160,9 +160,8 @@ ONCE: dict[Part, str] = {
 }
 
 
-def check_rules(rules: Sequence[FederatedCallback], data: FederatedData) -> None:
-    """Refuse a chain in which one rule undoes another rule's work, and a rule that lacks the proxy set it needs."""
-    _check_chain(rules)
+def check_proxy(rules: Sequence[FederatedCallback], data: FederatedData) -> None:
+    """Refuse a rule that learns on a proxy set where the server has none."""
     needy = [type(rule).__name__ for rule in rules if rule.needs_proxy]
     if needy and data.proxy_dataloader() is None:
         raise ConfigurationError(
@@ -184,7 +183,7 @@ def _settled_parts(rule: FederatedCallback) -> frozenset[Part]:
     return rule.settles | reduction
 
 
-def _check_chain(rules: Sequence[FederatedCallback]) -> None:
+def check_chain(rules: Sequence[FederatedCallback]) -> None:
     """Refuse two rules that settle the same part of a round, log one metric, or stand in the wrong order."""
     for first_rule, second_rule in combinations(rules, 2):
         first = type(first_rule).__name__
@@ -216,6 +215,31 @@ def check_data(data: FederatedData, max_epochs: int | None) -> None:
             data.cohort(round)
     if data.availability is not None:
         data.turnout(round=1)  # raises what is wrong with a trace
+
+
+def check_at_sites(callbacks: Sequence[FederatedCallback], devices: int, clients_at_once: int | str) -> None:
+    """Refuse what cannot be where clients train on other machines.
+
+    Args:
+        callbacks: the run's federated callbacks.
+        devices: number of the server's devices.
+        clients_at_once: the setting; "auto" counts as 1 there.
+    """
+    for callback in callbacks:
+        if callback.needs_one_machine is not None:
+            name = type(callback).__name__
+            raise ConfigurationError(
+                f"{name} {callback.needs_one_machine}, but the clients train at sites of their own: leave {name} out"
+            )
+    if clients_at_once not in (1, "auto"):
+        raise ConfigurationError(
+            f"expected model.clients_at_once to be 1 where clients train at sites of their own, got {clients_at_once}: "
+            "leave it out"
+        )
+    if devices > 1:
+        raise ConfigurationError(
+            f"expected one device at the server, which trains no clients, got {devices}: set trainer.devices to 1"
+        )
 
 
 def check_client(

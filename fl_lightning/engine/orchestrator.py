@@ -46,9 +46,10 @@ from fl_lightning.engine.rules.server import NO_FIT
 from fl_lightning.engine.rules.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.engine.same_start import check_start, start_alike
-from fl_lightning.engine.sites.elsewhere import Carrier, Elsewhere
+from fl_lightning.engine.sites.elsewhere import Elsewhere
 from fl_lightning.engine.sites.messages import Incoming
 from fl_lightning.engine.sites.site import Outbox, Site
+from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.states.disk import FOLDER, DiskState, client_bytes
 from fl_lightning.engine.states.sent import SentState
 from fl_lightning.engine.training.in_lockstep.trainer import choose_training
@@ -148,13 +149,13 @@ class FederatedOrchestrator(ClientHost):
 
     Attributes:
         arguments: all arguments but ``client``, as given, by name.
-        carrier: carries messages to the clients' sites, if they train on other machines; set it before a fit.
+        sites: the clients' sites, if they train on other machines; set it before a fit.
 
     Raises:
         ConfigurationError: both ``local_epochs`` and ``local_steps`` are given, or a value is out of range.
     """
 
-    carrier: Carrier | None = None
+    sites: Sites | None = None
 
     def __init__(
         self,
@@ -240,9 +241,13 @@ class FederatedOrchestrator(ClientHost):
         if stage == "fit":
             self.rounds_before += max(0, self.rounds_done - self.trainer.current_epoch)
             self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
-            checks.check_rules(federated(self.trainer), self.data)
+            checks.check_chain(federated(self.trainer))
+            if not self._at_site:
+                checks.check_proxy(federated(self.trainer), self.data)
             self.data.dealing = Dealing(self.num_steps, self.trainer.global_rank, self.trainer.world_size)
             checks.check_data(self.data, self.trainer.max_epochs)
+            if self.sites is not None:
+                checks.check_at_sites(federated(self.trainer), self.trainer.world_size, self.clients_at_once)
 
     def _order_memory(self) -> None:
         if self.channels_last:
@@ -266,7 +271,7 @@ class FederatedOrchestrator(ClientHost):
         super().on_fit_start()
         dtype = torch.get_default_dtype()
         hooks = Hooks(self, federated(self.trainer))
-        hooks.at_site = any(isinstance(callback, Site) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]  # as above
+        hooks.at_site = self._at_site
         precision = self.trainer.precision_plugin
         self.flat.local = hooks.local
         checks.check_client(self.client, self.settings, precision, hooks.callbacks)
@@ -280,8 +285,8 @@ class FederatedOrchestrator(ClientHost):
         repetition = Repetition(alone, self.arguments["on_hidden_state"])
         saved_way = self._saved.get("clients_at_once")
         training: ClientTraining
-        if self.carrier is not None:
-            training = Elsewhere(self, self.carrier)
+        if self.sites is not None:
+            training = Elsewhere(self, self.sites)
         elif hooks.at_site:
             training = alone
         else:
@@ -309,10 +314,15 @@ class FederatedOrchestrator(ClientHost):
                 "the module's initial values"
             )
 
+    @property
+    def _at_site(self) -> bool:
+        """Whether clients train here for a server elsewhere."""
+        return any(isinstance(callback, Site) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]  # as above
+
     def _make_rates(self, local: LocalTraining, data: LocalData, state: ModuleState) -> RoundRates:
         """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
         first = int(self.data.sizes.argmax())
-        work = data.work(first, self.round)
+        work = data.work(first, self.round) if self.sites is None else data.counted_work(first, self.round)
         run = LocalRun(self.client, self.flat, state, self.data, first, self.round, self.params, work)
         with isolated(self.device):
             seed_globals(derive(self.seed, "rates"), self.device)
@@ -481,6 +491,8 @@ class FederatedOrchestrator(ClientHost):
         fit.quarantined.append(quarantined)
         counts = dict(round.turnout.counts) if self.data.availability else {}
         counts["quarantined"] = quarantined
+        if round.late or "clients/late" in self.trainer.callback_metrics:
+            counts["late"] = counts.get("late", 0) + round.late
         for name, count in counts.items():
             self.log_round(f"clients/{name}", float(count))
 

@@ -85,6 +85,7 @@ class Round:
 
     Attributes:
         trained: number of this device's clients that have trained so far, those that failed included.
+        late: number of clients whose sites have not answered in time.
         failures: messages about the clients that are left out; the first with its error, since errors hold what they
             passed.
     """
@@ -105,6 +106,7 @@ class Round:
         self.factors = factors
         self.turnout = turnout
         self.trained = 0
+        self.late = 0
         self.failures: list[tuple[str, Exception | None]] = []
         self._policy = policy
         self._hooks = hooks

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from fl_lightning.arguments import Facts, as_text, digest, parts, settings, shapes, tensors
 from fl_lightning.engine.devices.ranks import START
 from fl_lightning.engine.devices.strategy import busy, waits
-from fl_lightning.engine.federation.clients import data_fingerprint
 from fl_lightning.engine.module.state import overwrite
 from fl_lightning.engine.rules.callback import federated
 from fl_lightning.engine.rules.server import Server
@@ -145,7 +144,7 @@ def _facts(orchestrator: Server) -> Facts:
     facts["data"] = type(data).__name__
     facts |= {f"data.{name}": text for name, text in settings(data).items()}
     facts["clients' sizes"] = f"{int(data.sizes.sum())} examples of {data.num_clients} clients: {data.sizes.tolist()}"
-    facts["clients' examples"] = data_fingerprint(data)
+    facts["clients' examples"] = data.fingerprint()
     callbacks = federated(trainer)
     facts["callbacks"] = as_text([type(callback) for callback in callbacks])
     for callback in callbacks:

@@ -20,7 +20,7 @@ from lib.reported import check_documented, check_reported
 import fl_lightning.callbacks
 from fl_lightning import ConfigurationError
 from fl_lightning.datamodules import Digits
-from fl_lightning.engine.checks import check_once, check_rules
+from fl_lightning.engine.checks import check_chain, check_once, check_proxy
 from fl_lightning.fit.configs import CONFIGS, bases, shipped_configs
 from fl_lightning.fit.read_config import config_of
 
@@ -48,7 +48,8 @@ def go_together(callbacks: list[dict[str, Any]]) -> bool:
     try:
         rules = [getattr(fl_lightning.callbacks, each["class_path"])(**arguments(each)) for each in callbacks]
         check_once(rules)
-        check_rules(rules, DATA)
+        check_chain(rules)
+        check_proxy(rules, DATA)
     except (ConfigurationError, TypeError):  # TypeError: a config names no argument of the class, as its own run shows
         return False
     return True

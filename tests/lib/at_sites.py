@@ -11,45 +11,76 @@ from typing import Any
 
 import torch
 
-from fl_lightning.engine.sites.site import Site
+from fl_lightning.engine.federation.data import FederatedData
+from fl_lightning.engine.sites.data import RemoteData, SiteData
+from fl_lightning.engine.sites.facts import Facts, Welcome, sizes_of
+from fl_lightning.engine.sites.site import Site, come
+from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.sites.sockets import SocketCarrier, SocketConnection
 
-SITES = 3
+SITES = ("anna", "berlin", "cork")
 Connect = Callable[[socket.socket], Any]
+Fit = Callable[..., Any]  # takes the callback that makes it a site, and ``place``, which places its data there
+
+
+def remote(data: FederatedData, sites: Sites) -> RemoteData:
+    """What a server has in the place of data that lie at sites."""
+    return RemoteData(data, [sites.facts[client] for client in sorted(sites.facts)])
 
 
 @contextmanager
 def sites(
-    fit: Callable[..., Any], clients: int, folder: Path, connection: Connect = SocketConnection
-) -> Iterator[SocketCarrier]:
-    """Fork sites, which share the clients evenly; each calls ``fit`` with the callback that makes it a site."""
-    pairs = [socket.socketpair() for _ in range(SITES)]
-    children = []
-    for number, (_, there) in enumerate(pairs):
-        child = os.fork()
-        if child == 0:
-            for end, other in pairs:
-                end.close()
-                if other is not there:
-                    other.close()
-            _serve(fit, connection(there), folder / f"site-{number}")
-        children.append(child)
-    for _, there in pairs:
+    fit: Fit, clients: int, folder: Path, connection: Connect = SocketConnection, **settings: Any
+) -> Iterator[Sites]:
+    """Fork sites, which share the clients evenly; each calls ``fit``. Yields them when all are there."""
+    pairs = {site: socket.socketpair() for site in SITES}
+    clients_of = {site: list(range(number, clients, len(SITES))) for number, site in enumerate(SITES)}
+    children = [fork(fit, pairs, site, clients_of[site], folder / site, connection) for site in SITES]
+    for _, there in pairs.values():
         there.close()
-    carrier = SocketCarrier({client: pairs[client % SITES][0] for client in range(clients)})
+    carrier = SocketCarrier({site: here for site, (here, _) in pairs.items()})
+    known = Sites(carrier, clients_of, **settings)
     try:
-        yield carrier
+        known.gather()
+        yield known
     finally:
         carrier.stop()
         for child in children:
             os.waitpid(child, 0)
 
 
-def _serve(fit: Callable[..., Any], connection: Any, folder: Path) -> None:
+def fork(
+    fit: Fit,
+    pairs: dict[str, tuple[socket.socket, socket.socket]],
+    site: str,
+    clients: list[int],
+    folder: Path,
+    connection: Connect = SocketConnection,
+) -> int:
+    """Fork one site, which closes what is not its own; returns the number of its process."""
+    child = os.fork()
+    if child:
+        return child
+    there = pairs[site][1]
+    for here, other in pairs.values():
+        here.close()
+        if other is not there:
+            other.close()
+    _serve(fit, connection(there), site, clients, folder)
+    raise AssertionError  # not reached
+
+
+def _serve(fit: Fit, connection: Any, site: str, clients: list[int], folder: Path) -> None:
     torch.set_num_threads(1)  # the threads of the process that has forked this one are not here
+
+    def place(data: FederatedData) -> FederatedData:
+        data.setup("fit")
+        start = come(connection, Welcome(site, [Facts.of(data, client, client) for client in clients], {}))
+        return SiteData(data, {client: client for client in clients}, sizes_of(start))
+
     status = 1
     try:
-        fit(Site(connection, folder))
+        fit(Site(connection, folder), place=place)
         status = 0
     except BaseException:
         traceback.print_exc()

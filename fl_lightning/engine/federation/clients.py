@@ -64,6 +64,10 @@ class ClientData(LightningDataModule):
         """Return the training examples of a client, 0 <= client < num_clients, as a map-style dataset with a length."""
         raise ConfigurationError(f"{type(self).__name__} must define client_dataset(client)")
 
+    def has_examples(self, client: int) -> bool:
+        """Tell whether a client's examples lie on this machine."""
+        return True
+
     def client_num_samples(self, client: int) -> int:
         """Return n_k, the client's number of training examples."""
         return len(self._examples(client))
@@ -79,6 +83,10 @@ class ClientData(LightningDataModule):
     def class_counts(self) -> Tensor | None:
         """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
         return None
+
+    def fingerprint(self) -> str:
+        """Return 16 hexadecimal digits that two runs share if they see the same data; see :func:`data_fingerprint`."""
+        return data_fingerprint(self)
 
     def held_out_batches(self, client: int) -> Iterable[Any]:
         """Return batches of examples that the client keeps back from training for its evaluation; none by default."""

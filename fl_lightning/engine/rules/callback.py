@@ -77,6 +77,10 @@ class FederatedCallback(Callback):
     #: sent. By default it runs at the client's site, which has the client's data and its part of the state.
     starts_at_server: ClassVar[bool] = False
 
+    #: Why the callback cannot act where clients train on other machines, such as "reads the clients' examples at the
+    #: server"; a run whose clients do is refused at the start. None for a callback that can.
+    needs_one_machine: ClassVar[str | None] = None
+
     #: What the server hooks read of clients besides updates and numbers of examples, all of which has no noise where
     #: clients add noise to their updates: private rules refuse what their ε does not cover.
     reads: ClassVar[frozenset[Literal["losses", "class counts", "steps"]]] = frozenset()

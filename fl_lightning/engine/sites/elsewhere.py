@@ -4,62 +4,57 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Protocol
+from time import monotonic
 
 from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.sites.messages import Incoming, check_incoming, pack_outgoing, unpack_incoming
+from fl_lightning.engine.sites.sites import Sites, seconds_left
 from fl_lightning.engine.training.one_by_one import KeptWay
 from fl_lightning.errors import TrainingError
-
-
-class Carrier(Protocol):
-    """Carries messages between the server and the sites; a deep copy of a carrier is the carrier itself."""
-
-    def send(self, client: int, message: bytes) -> None:
-        """Send a message to a client's site.
-
-        Raises:
-            OSError: the site is gone.
-        """
-
-    def receive(self) -> tuple[Sequence[int], bytes | None]:
-        """Wait for the next answer; returns the clients of the site that has sent it, and None if the site is gone."""
 
 
 class Elsewhere:
     """Sends the model to the sites of a round's clients, and takes their answers, in the order in which they come.
 
-    A client whose site is gone, or answers with what does not fit, is left out of the round. Answers that nobody waits
-    for are dropped: those of other clients than the site's own, second ones, and those of earlier rounds.
+    A client whose site is gone, does not answer in time, or answers with what does not fit, is left out of the round.
+    Answers that nobody waits for are dropped: those of other clients than the site's own, second ones, and those of
+    earlier rounds.
 
     Args:
         server: the orchestrator.
-        carrier: carries the messages.
+        sites: the sites, all of which the server knows by now.
     """
 
     at_once = False
     kept_way = KeptWay(at_once=False)
 
-    def __init__(self, server: Server, carrier: Carrier) -> None:
+    def __init__(self, server: Server, sites: Sites) -> None:
         self._server = server
-        self._carrier = carrier
+        self._sites = sites
         self.group_size = server.data.largest_cohort  # all sites train at the same time
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Have clients trained; each is taken in, or left out, when its site has answered."""
-        waiting: dict[int, Outgoing] = {}
-        for client in clients:
-            outgoing = round.outgoing(client)
-            try:
-                self._carrier.send(client, pack_outgoing(outgoing))
-            except OSError as error:
-                round.leave_out(client, f"its site is gone: {error}")
-                continue
-            waiting[client] = outgoing
+        for late in self._sites.let_back():
+            self._take(round, {}, (), late)
+        self._sites.wait_for(clients)
+        waiting = self._send(round, clients)
+        deadline = self._sites.deadline
+        end = None if deadline is None else monotonic() + deadline
         while waiting:
-            of_site, message = self._carrier.receive()
-            expected = [client for client in of_site if client in waiting]
+            try:
+                received = self._sites.receive(seconds_left(end))
+            except TimeoutError:
+                for client in list(waiting):
+                    del waiting[client]
+                    round.late += 1
+                    round.leave_out(client, f"its site has not answered within {deadline:g} s")
+                break
+            if received is None:  # a site has come back
+                continue
+            site, message = received
+            expected = [client for client in self._sites.clients_of(site) if client in waiting]
             if message is None:
                 for client in expected:
                     del waiting[client]
@@ -69,6 +64,29 @@ class Elsewhere:
             if answered is not None:
                 del waiting[answered]
                 self._server.tell_trained([answered])
+        self._check_enough(round, clients)
+
+    def _send(self, round: Round, clients: Sequence[int]) -> dict[int, Outgoing]:
+        """Send the model to the sites of clients; return what has been sent, by client."""
+        sent: dict[int, Outgoing] = {}
+        for client in clients:
+            outgoing = round.outgoing(client)
+            try:
+                self._sites.send(client, pack_outgoing(outgoing))
+            except OSError as error:
+                round.leave_out(client, f"its site is gone: {error}")
+                continue
+            sent[client] = outgoing
+        return sent
+
+    def _check_enough(self, round: Round, clients: Sequence[int]) -> None:
+        arrived = len(clients) - len(round.failures)
+        least = min(self._sites.min_clients, len(clients))
+        if arrived < least:
+            raise TrainingError(
+                f"round {round.number}: {arrived} of {len(clients)} clients have answered, expected at least {least} "
+                "(network.min_clients): bring the sites back, and go on from the last checkpoint (--ckpt_path last)"
+            )
 
     def _take(self, round: Round, waiting: dict[int, Outgoing], expected: Sequence[int], message: bytes) -> int | None:
         """Take in the answer of a site for one of the clients of whom an answer is expected; return that client."""

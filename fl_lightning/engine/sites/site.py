@@ -15,10 +15,12 @@ from typing_extensions import override
 from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.work import Factors
+from fl_lightning.engine.sites.facts import Start, Welcome, check_alike, pack_told, unpack_start
 from fl_lightning.engine.sites.kept import Kept
 from fl_lightning.engine.sites.messages import Incoming, pack_incoming, unpack_outgoing
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
+from fl_lightning.errors import ConfigurationError
 
 
 class Outbox:
@@ -60,7 +62,24 @@ class Connection(Protocol):
         """Wait for the next message; None if there will be no more."""
 
     def send(self, message: bytes) -> None:
-        """Send an answer."""
+        """Send a message."""
+
+
+def come(connection: Connection, welcome: Welcome) -> Start:
+    """Tell the server that a site is there; return what it answers, once all sites are there.
+
+    Raises:
+        ConfigurationError: the server has other settings than this site, or refuses the site, or is gone.
+    """
+    connection.send(pack_told(welcome))
+    message = connection.receive()
+    if message is None:
+        raise ConfigurationError(f"the server has gone before it let site {welcome.site} in: start it, and come again")
+    start = unpack_start(message)
+    check_alike(welcome.settings, start.settings, "the server")
+    if start.reason:
+        raise ConfigurationError(f"the server refuses this site: {start.reason}")
+    return start
 
 
 class Site(Callback):
@@ -70,7 +89,7 @@ class Site(Callback):
     the clients that the server names, one after another, until the server has no more.
 
     Args:
-        connection: carries the messages.
+        connection: carries the messages; the server has let the site in (:func:`come`).
         folder: the site's own folder, of what stays here.
     """
 

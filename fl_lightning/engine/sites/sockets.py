@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 LENGTH = 8  # bytes of the number that says how long a message is
 
@@ -25,34 +24,40 @@ class SocketConnection:
         return read(self._end)
 
     def send(self, message: bytes) -> None:
-        """Send an answer."""
+        """Send a message."""
         write(self._end, message)
 
 
 class SocketCarrier:
-    """Carries messages between the server and sites, each of which may have several clients; see :class:`Carrier`.
+    """Carries messages between the server and its sites; see :class:`Carrier`.
 
     Args:
-        ends: the server's end of the sockets, by the client's id.
+        ends: the server's end of each site's socket, by the site's name.
     """
 
-    def __init__(self, ends: Mapping[int, socket.socket]) -> None:
-        self._ends = ends
+    def __init__(self, ends: Mapping[str, socket.socket]) -> None:
+        self._ends = dict(ends)
         self._selector = selectors.DefaultSelector()
-        for end in set(ends.values()):
-            clients = [client for client, own in ends.items() if own is end]
-            self._selector.register(end, selectors.EVENT_READ, clients)
+        for site, end in ends.items():
+            self._selector.register(end, selectors.EVENT_READ, site)
 
-    def __deepcopy__(self, memo: Any) -> SocketCarrier:
-        return self  # a copy of the orchestrator talks to the same sites
+    def let_back(self, site: str, end: socket.socket) -> None:
+        """Connect a site that was gone again."""
+        self._ends[site] = end
+        self._selector.register(end, selectors.EVENT_READ, site)
 
-    def send(self, client: int, message: bytes) -> None:
-        """Send a message to a client's site."""
-        write(self._ends[client], message)
+    def send(self, site: str, message: bytes) -> None:
+        """Send a message to a site."""
+        write(self._ends[site], message)
 
-    def receive(self) -> tuple[Sequence[int], bytes | None]:
-        """Wait for the next answer; None of a site that has closed its connection, which is told once."""
-        key, _ = self._selector.select()[0]
+    def receive(self, timeout: float | None) -> tuple[str, bytes | None]:
+        """Wait for the next message; None of a site that has closed its connection, which is told once."""
+        if not self._selector.get_map():
+            raise ConnectionError("no site is connected any more")
+        ready = self._selector.select(timeout)
+        if not ready:
+            raise TimeoutError
+        key, _ = ready[0]
         end: socket.socket = key.fileobj  # type: ignore[assignment]  # what was registered
         message = read(end)
         if message is None:

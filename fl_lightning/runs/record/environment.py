@@ -20,7 +20,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
-from fl_lightning.engine.federation.clients import data_fingerprint, names_of
+from fl_lightning.engine.federation.clients import names_of
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.engine.rules.callback import rules_of
@@ -107,7 +107,7 @@ class RunTracking(Callback):
         self._before = read_mapping(folder, ENVIRONMENT)  # of a resumed run; damage stops it here
         self._resumed_with = dict(self._changed or {})
         if orchestrator.rounds_done and (known := self._before.get("data")):
-            if (data := data_fingerprint(orchestrator.data)) != known:
+            if (data := orchestrator.data.fingerprint()) != known:
                 self._resumed_with["data_fingerprint"] = [known, data]
             check_unchanged(folder, self._resumed_with, allowed=self._changed is not None)
 
@@ -191,7 +191,7 @@ def environment(trainer: Trainer, data: FederatedData) -> dict[str, Any]:
         "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
         "device": f"{trainer.world_size} x {device.type} ({_model(device)})",
         RULES: [type(rule).__name__ for rule in rules_of(trainer)],
-        "data": data_fingerprint(data),
+        "data": data.fingerprint(),
         "command": shlex.join([Path(sys.argv[0]).name, *hidden_arguments(sys.argv[1:])]),
         "host": platform.node(),
         **({"code": code} if (code := code_state()) else {}),

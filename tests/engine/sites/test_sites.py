@@ -4,13 +4,14 @@ import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lib import tiny_images
-from lib.at_sites import sites
+from lib.at_sites import SITES, remote, sites
 from lib.command import rows
 from lib.toy import trainer
 from lightning.pytorch import Callback, LightningModule
@@ -33,6 +34,7 @@ from fl_lightning.callbacks import (
     IFCA,
     MOON,
     Ditto,
+    ExampleDP,
     FedBN,
     FedBuff,
     FedDyn,
@@ -40,13 +42,21 @@ from fl_lightning.callbacks import (
     FedLAW,
     FedProto,
     GradientHarmonization,
+    HessianMonitor,
+    LocalDP,
+    LossSurface,
     PerFedAvg,
     PersonalEvaluation,
     Scaffold,
     SignFlip,
     TopK,
+    TrainingEvaluation,
 )
+from fl_lightning.datamodules import Tensors
+from fl_lightning.engine.federation.data import FederatedData
+from fl_lightning.engine.sites.facts import is_welcome
 from fl_lightning.engine.sites.messages import pack_incoming, unpack_incoming
+from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.sites.sockets import SocketConnection
 from fl_lightning.models import ImageClassifier
 
@@ -81,7 +91,8 @@ def dropping(kind: type[ImageClassifier] = ImageClassifier) -> LightningModule:
 def fitted(
     chain: Chain,
     *more: Callback,
-    carrier: Any = None,
+    sites: Sites | None = None,
+    place: Callable[[Tensors], FederatedData] = lambda data: data,
     folder: Path | None = None,
     module: Callable[[], LightningModule] = tiny_images.client,
     data: dict[str, Any] | None = None,
@@ -90,18 +101,19 @@ def fitted(
 ) -> dict[str, Tensor]:
     """Train some rounds; all tensors at the end."""
     orchestrator = FederatedOrchestrator(module(), **{"on_bad_update": "raise", **settings})
-    orchestrator.carrier = carrier
+    orchestrator.sites = sites
     logger = CSVLogger(folder, name="", version="") if folder else False
     run = trainer(*chain(), *more, rounds=ROUNDS, logger=logger, precision=precision)
-    run.fit(orchestrator, datamodule=tiny_images.data(**(data or {})))
+    placed = place(tiny_images.data(**(data or {})))
+    run.fit(orchestrator, datamodule=placed if sites is None else remote(placed, sites))
     return {name: value.clone() for name, value in orchestrator.client.state_dict().items()}
 
 
 def assert_as_here(folder: Path, chain: Chain, **settings: Any) -> None:
     """Train here and at three sites: all tensors and all logged numbers are the same."""
     here = fitted(chain, folder=folder / "here", **settings)
-    with sites(lambda site: fitted(chain, site, **settings), CLIENTS, folder) as carrier:
-        there = fitted(chain, folder=folder / "there", carrier=carrier, **settings)
+    with sites(partial(fitted, chain, **settings), CLIENTS, folder) as apart:
+        there = fitted(chain, folder=folder / "there", sites=apart, **settings)
     for name, value in here.items():
         assert torch.equal(there[name], value), name
     logged = [rows(folder / place / "metrics.csv") for place in ("here", "there")]
@@ -155,21 +167,97 @@ def test_every_callback_does_as_here(name: str, tmp_path: Path, monkeypatch: pyt
 def test_what_stays_is_at_the_site(tmp_path: Path) -> None:
     """The server has the number of the round in its place, and a site the values of the last two rounds."""
     rule = Ditto(0.1)
-    with sites(lambda site: fitted(lambda: [Ditto(0.1)], site), CLIENTS, tmp_path) as carrier:
-        fitted(lambda: [rule], carrier=carrier)
+    with sites(partial(fitted, lambda: [Ditto(0.1)]), CLIENTS, tmp_path) as apart:
+        fitted(lambda: [rule], sites=apart)
     assert {name: value.tolist() for name, value in rule.state.items()} == {f"kept/own/{k}": ROUNDS for k in range(6)}
     for client in range(CLIENTS):
-        kept = (tmp_path / f"site-{client % 3}").rglob(f"own%2F{client}/*")
+        kept = (tmp_path / SITES[client % 3]).rglob(f"own%2F{client}/*")
         assert {path.stem for path in kept} == {"2", "3"}
+
+
+class Asking(Monitor):
+    """Evaluates a client's own model at the server."""
+
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        orchestrator.personal_model(0)  # type: ignore[misc]
 
 
 def test_what_stays_is_not_asked_for_at_the_server(tmp_path: Path) -> None:
     def chain() -> list[Callback]:
-        return [Ditto(0.1), PersonalEvaluation()]
+        return [Ditto(0.1), Asking()]
 
     refusal = pytest.raises(ConfigurationError, match=r"Ditto asks for own/0 at the server, but it stays at its client")
-    with sites(lambda site: fitted(chain, site), CLIENTS, tmp_path) as carrier, refusal:
-        fitted(chain, carrier=carrier)
+    with sites(partial(fitted, chain), CLIENTS, tmp_path) as apart, refusal:
+        fitted(chain, sites=apart)
+
+
+def test_no_example_is_read_at_the_server(tmp_path: Path) -> None:
+    """PerFedAvg makes a client's own model from the client's examples."""
+
+    def chain() -> list[Callback]:
+        return [PerFedAvg(), Asking()]
+
+    refusal = pytest.raises(ConfigurationError, match=r"PerFedAvg asks for the training examples of client 0, which li")
+    with sites(partial(fitted, chain), CLIENTS, tmp_path) as apart, refusal:
+        fitted(chain, sites=apart)
+
+
+class Curious(FederatedCallback):
+    """Reads another client's examples."""
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        orchestrator.client_loss((run.client + 1) % CLIENTS, run.params)
+
+
+def test_a_site_has_no_other_clients(tmp_path: Path) -> None:
+    fitted(lambda: [Curious()])
+    with sites(partial(fitted, lambda: [Curious()]), CLIENTS, tmp_path) as apart:
+        message = (
+            "the site of client . ends the run: .*Curious asks for the training examples of client ., which lie at an"
+        )
+        with pytest.raises(TrainingError, match=message):
+            fitted(lambda: [Curious()], sites=apart)
+
+
+@pytest.mark.parametrize("refused", [TrainingEvaluation, HessianMonitor, LossSurface, LocalDP, ExampleDP])
+def test_what_needs_one_machine_is_refused_by_name(refused: type[FederatedCallback], tmp_path: Path) -> None:
+    with sites(partial(fitted, list), CLIENTS, tmp_path) as apart:
+        name = refused.__name__
+        with pytest.raises(ConfigurationError, match=rf"{name} .*, but the clients train at sites.*: leave {name} out"):
+            fitted(lambda: [refused()], sites=apart)
+
+
+def test_clients_at_once_are_refused(tmp_path: Path) -> None:
+    refusal = pytest.raises(
+        ConfigurationError, match=r"expected model\.clients_at_once to be 1 where clients train at s"
+    )
+    with sites(partial(fitted, list), CLIENTS, tmp_path) as apart, refusal:
+        fitted(list, sites=apart, clients_at_once=3)
+
+
+def test_own_models_are_evaluated_at_their_sites(tmp_path: Path) -> None:
+    """What a server cannot compute without examples is not there; all else has the same bits."""
+
+    def chain() -> list[Callback]:
+        return [Ditto(0.1), PersonalEvaluation()]
+
+    fitted(chain, folder=tmp_path / "here")
+    with sites(partial(fitted, chain), CLIENTS, tmp_path) as apart:
+        fitted(chain, folder=tmp_path / "there", sites=apart)
+    here, there = (by_round(tmp_path / place / "metrics.csv") for place in ("here", "there"))
+    for one, other in zip(here, there, strict=True):
+        elsewhere = {name for name in one if name.startswith(("held_out/", "personal/"))}
+        one[STATE_BYTES] = other[STATE_BYTES]
+        assert {name for name in other if name.startswith("own/")}
+        assert other == {name: value for name, value in one.items() if name not in elsewhere}
+
+
+def by_round(path: Path) -> list[dict[str, float]]:
+    """All that metrics.csv has of each round."""
+    values: dict[float, dict[str, float]] = {}
+    for row in rows(path):
+        values.setdefault(row["round"], {}).update(row)
+    return list(values.values())
 
 
 class Peeking(FederatedCallback):
@@ -185,12 +273,12 @@ class Peeking(FederatedCallback):
 
 def test_a_state_that_is_not_sent_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     fitted(lambda: [Peeking()])
-    with sites(lambda site: fitted(lambda: [Peeking()], site), CLIENTS, tmp_path) as carrier:
+    with sites(partial(fitted, lambda: [Peeking()]), CLIENTS, tmp_path) as apart:
         message = (
             r"round 1: the site of client . ends the run: .*Peeking reads self.state\['secret'\] where client . tra"
         )
         with pytest.raises(TrainingError, match=message):
-            fitted(lambda: [Peeking()], carrier=carrier)
+            fitted(lambda: [Peeking()], sites=apart)
 
 
 def test_a_start_at_the_server_comes_before_one_at_the_site(tmp_path: Path) -> None:
@@ -199,10 +287,10 @@ def test_a_start_at_the_server_comes_before_one_at_the_site(tmp_path: Path) -> N
 
     settings: dict[str, Any] = {"data": {"participation": 2, "sampler": ArrivalSampler(busy=4, seed=2)}}
     with (
-        sites(lambda site: fitted(chain, site, **settings), CLIENTS, tmp_path) as carrier,
+        sites(partial(fitted, chain, **settings), CLIENTS, tmp_path) as apart,
         pytest.raises(ConfigurationError, match="FedBuff starts clients at the server, after IFCA, which needs the"),
     ):
-        fitted(chain, carrier=carrier, **settings)
+        fitted(chain, sites=apart, **settings)
 
 
 class Seen(Monitor):
@@ -221,6 +309,9 @@ class Wrong(SocketConnection):
     way = ""
 
     def send(self, message: bytes) -> None:
+        if is_welcome(message):
+            super().send(message)
+            return
         answer = unpack_incoming(message)
         if (answer.client, answer.number) != (4, 2):
             super().send(message)
@@ -273,9 +364,9 @@ def test_a_wrong_answer_costs_its_client_alone(way: str, told: str, tmp_path: Pa
     wrong = type("OneWrong", (Wrong,), {"way": way})
     seen = Seen()
     settings: dict[str, Any] = {"on_bad_update": "skip"}
-    apart = sites(lambda site: fitted(list, site, **settings), CLIENTS, tmp_path, wrong)
-    with apart as carrier, pytest.warns(UserWarning, match=told):
-        fitted(list, seen, carrier=carrier, **settings)
+    with_wrong = sites(partial(fitted, list, **settings), CLIENTS, tmp_path, wrong)
+    with with_wrong as apart, pytest.warns(UserWarning, match=told):
+        fitted(list, seen, sites=apart, **settings)
     everyone = [0, 1, 2, 3, 4, 5]
     others = [client for client in everyone if client != 4]
     second = everyone if way == "twice" else others
@@ -293,6 +384,5 @@ class Failing(FederatedCallback):
 
 def test_a_rule_that_raises_ends_the_run(tmp_path: Path) -> None:
     refusal = pytest.raises(TrainingError, match=r"round 2: the site of client 4 ends the run: .*no_such_thing")
-    apart = sites(lambda site: fitted(lambda: [Failing()], site, on_bad_update="skip"), CLIENTS, tmp_path)
-    with apart as carrier, refusal:
-        fitted(lambda: [Failing()], carrier=carrier, on_bad_update="skip")
+    with sites(partial(fitted, lambda: [Failing()], on_bad_update="skip"), CLIENTS, tmp_path) as apart, refusal:
+        fitted(lambda: [Failing()], sites=apart, on_bad_update="skip")

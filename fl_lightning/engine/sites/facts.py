@@ -1,0 +1,158 @@
+"""What a site and a server tell each other before the first round: counts of the data, and the settings of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.engine.federation.data import FederatedData
+from fl_lightning.engine.sites.messages import pack, unpack
+from fl_lightning.errors import ConfigurationError, TrainingError
+
+WELCOME, START = "welcome", "start"  # kinds of a message; answers for a round have none
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Holds what a site tells of the data of one client.
+
+    Attributes:
+        client: the client's id in the federation.
+        size: n_k, the number of training examples.
+        class_counts: numbers of training examples by class; None for data without classes.
+        class_names: the names of the classes, in the order of their numbers; None where the data module has none.
+        fingerprint: hash of the site's data, see :func:`data_fingerprint`.
+    """
+
+    client: int
+    size: int
+    class_counts: Sequence[int] | None
+    class_names: Sequence[str] | None
+    fingerprint: str
+
+    @classmethod
+    def of(cls, data: FederatedData, client: int, row: int) -> Facts:
+        """Count the data of a client, which a data module that is set up has as its client ``row``."""
+        counts = data.class_counts()
+        own_counts = None if counts is None else counts[row].tolist()
+        names: Any = getattr(data, "class_names", None)
+        class_names = None if names is None else [str(name) for name in names]
+        return cls(client, int(data.sizes[row]), own_counts, class_names, data.fingerprint())
+
+    @property
+    def classes(self) -> Sequence[str] | int:
+        """The names of the classes; their number where they have none."""
+        return self.class_names or len(self.class_counts or ())
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Holds what a site says when it comes.
+
+    Attributes:
+        site: the site's name.
+        facts: what it tells of the data of each of its clients.
+        settings: the settings of its config that affect results, by dotted names.
+    """
+
+    site: str
+    facts: Sequence[Facts]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Start:
+    """Holds what the server answers to a welcome.
+
+    Attributes:
+        sizes: (N,) numbers of training examples of all clients; none yet where the site is refused.
+        settings: the settings of the server's config that affect results, by dotted names.
+        reason: why the site is refused; empty if it is not.
+    """
+
+    sizes: Sequence[int] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+def pack_told(told: Welcome | Start) -> bytes:
+    """Write what a site or a server tells."""
+    kind = WELCOME if isinstance(told, Welcome) else START
+    return pack({"kind": kind, **asdict(told)}, {})
+
+
+def is_welcome(message: bytes) -> bool:
+    """Tell whether a message of a site is what it says when it comes."""
+    try:
+        return unpack(message)[0].get("kind") == WELCOME
+    except TrainingError:
+        return False
+
+
+def unpack_welcome(message: bytes) -> Welcome:
+    """Read what a site says when it comes.
+
+    Raises:
+        TrainingError: the message is another one.
+    """
+    plain = _plain(message, WELCOME)
+    try:
+        facts = [Facts(**fact) for fact in plain["facts"]]
+        return Welcome(str(plain["site"]), facts, dict(plain["settings"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise TrainingError(f"expected the welcome of a site, got one that lacks or has too much: {error}") from error
+
+
+def unpack_start(message: bytes) -> Start:
+    """Read what the server answers to a welcome.
+
+    Raises:
+        TrainingError: the message is another one.
+    """
+    plain = _plain(message, START)
+    try:
+        return Start([int(size) for size in plain["sizes"]], dict(plain["settings"]), str(plain["reason"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise TrainingError(f"expected a server's start, got one that lacks or has too much: {error}") from error
+
+
+def _plain(message: bytes, kind: str) -> dict[str, Any]:
+    plain, _ = unpack(message)
+    if plain.get("kind") != kind:
+        raise TrainingError(f"expected a message of the kind {kind}, got {plain.get('kind', 'an answer for a round')}")
+    del plain["kind"]
+    return plain
+
+
+def check_alike(here: Mapping[str, Any], there: Mapping[str, Any], other: str) -> None:
+    """Refuse to train with another machine whose settings differ.
+
+    Args:
+        here: this machine's settings, by dotted names.
+        there: those of the other machine.
+        other: what to call the other machine.
+
+    Raises:
+        ConfigurationError: some settings differ, which the message names.
+    """
+    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    if names:
+        texts = [f"{name} ({_short(here.get(name))} here, {_short(there.get(name))} there)" for name in names]
+        raise ConfigurationError(
+            f"expected {other} to have the settings of this machine, got others: {', '.join(texts)}: train from the "
+            "same config with the same options"
+        )
+
+
+def _short(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def sizes_of(start: Start) -> Tensor:
+    """Return the (N,) numbers of training examples that a server tells."""
+    return torch.tensor(start.sizes)

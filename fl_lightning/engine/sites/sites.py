@@ -1,0 +1,200 @@
+"""Sites: the sites of a federation as its server knows them: who has which client, what it told, who is there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from time import monotonic
+from typing import Any, Protocol
+
+from fl_lightning.engine.sites.facts import Facts, Start, Welcome, check_alike, is_welcome, pack_told, unpack_welcome
+from fl_lightning.errors import ConfigurationError, TrainingError
+
+
+class Carrier(Protocol):
+    """Carries messages between the server and its sites, each of which has a name that nobody else can take."""
+
+    def send(self, site: str, message: bytes) -> None:
+        """Send a message to a site.
+
+        Raises:
+            OSError: the site is gone.
+        """
+
+    def receive(self, timeout: float | None) -> tuple[str, bytes | None]:
+        """Wait for the next message; returns the site that has sent it, and None in its place if the site is gone.
+
+        Args:
+            timeout: largest number of seconds to wait; None for no limit.
+
+        Raises:
+            TimeoutError: no message has come in time.
+        """
+
+    def stop(self) -> None:
+        """End the connections, upon which the sites end."""
+
+
+class Sites:
+    """Knows the sites of a federation: the clients of each, what each has told of its data, and which are there.
+
+    A site is there once its welcome fits: it names its own clients, has the server's settings, and, when it comes back,
+    the data that it had. Others are told why they are refused.
+
+    Args:
+        carrier: carries the messages.
+        clients: the ids of each site's clients, by the site's name; together 0, 1, …, N - 1.
+        settings: the settings of the server's config that affect results, by dotted names.
+        deadline: seconds after which a round goes on without those that have not answered; None to wait for all.
+        min_clients: number of clients without which no round begins or ends.
+        facts: what sites have told in an earlier part of the run, by the client's id, which still holds.
+
+    Attributes:
+        carrier: carries the messages.
+        deadline: seconds after which a round goes on without those that have not answered; None to wait for all.
+        min_clients: number of clients without which no round begins or ends.
+        facts: what the sites have told of each client's data, by the client's id.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        clients: Mapping[str, Sequence[int]],
+        settings: Mapping[str, Any] | None = None,
+        deadline: float | None = None,
+        min_clients: int = 1,
+        facts: Mapping[int, Facts] | None = None,
+    ) -> None:
+        self.carrier = carrier
+        self.deadline = deadline
+        self.min_clients = min_clients
+        self.facts = dict(facts or {})
+        self._clients = clients
+        self._site_of = {client: site for site, own in clients.items() for client in own}
+        self._settings = settings or {}
+        self._there: set[str] = set()
+        self._start: bytes | None = None  # what those are told that come, once all are known
+
+    def __deepcopy__(self, memo: Any) -> Sites:
+        return self  # a copy of the orchestrator talks to the same sites
+
+    def site_of(self, client: int) -> str:
+        """Return the name of a client's site."""
+        return self._site_of[client]
+
+    def clients_of(self, site: str) -> Sequence[int]:
+        """Return the ids of a site's clients; none for a stranger."""
+        return self._clients.get(site, ())
+
+    @property
+    def missing(self) -> list[str]:
+        """The names of the sites that are not there."""
+        return [site for site in self._clients if site not in self._there]
+
+    def gather(self) -> None:
+        """Wait for all sites; in a run that goes on, for those of ``min_clients`` clients."""
+        while len(self.facts) < len(self._site_of) or self.present(self._site_of) < self.min_clients:
+            self.receive(None)
+        start = Start([self.facts[client].size for client in sorted(self.facts)], self._settings)
+        self._start = pack_told(start)
+        for site in sorted(self._there):
+            self.carrier.send(site, self._start)
+
+    def present(self, clients: Collection[int]) -> int:
+        """Count the clients whose sites are there."""
+        return sum(self._site_of[client] in self._there for client in clients)
+
+    def let_back(self) -> list[bytes]:
+        """Let those in that have come back since the last round; return the answers that came too late for it."""
+        late: list[bytes] = []
+        try:
+            while True:
+                _, message = self.receive(0) or ("", None)
+                if message is not None:
+                    late.append(message)
+        except TimeoutError:
+            return late
+
+    def wait_for(self, clients: Collection[int]) -> None:
+        """Wait until enough of a round's clients are there."""
+        least = min(self.min_clients, len(clients))
+        if self.present(clients) < least:
+            warnings.warn(
+                f"waiting for sites: {least} clients must be there, and {self.present(clients)} are; missing: "
+                f"{', '.join(self.missing)}",
+                stacklevel=2,
+            )
+        while self.present(clients) < least:
+            self.receive(None)
+
+    def send(self, client: int, message: bytes) -> None:
+        """Send a message to a client's site.
+
+        Raises:
+            OSError: the site is not there.
+        """
+        site = self._site_of[client]
+        if site not in self._there:
+            raise ConnectionError("it has not come back")
+        try:
+            self.carrier.send(site, message)
+        except OSError:
+            self._there.discard(site)
+            raise
+
+    def receive(self, timeout: float | None) -> tuple[str, bytes | None] | None:
+        """Wait for the next message; returns None if it was the welcome of a site, which has been let in or refused.
+
+        Raises:
+            TimeoutError: no message has come in time.
+        """
+        site, message = self.carrier.receive(timeout)
+        if message is None:
+            self._there.discard(site)
+        elif is_welcome(message):
+            self._admit(site, message)
+            return None
+        return site, message
+
+    def _admit(self, site: str, message: bytes) -> None:
+        """Let a site in, or tell it why not."""
+        try:
+            welcome = unpack_welcome(message)
+            self._check(site, welcome)
+        except (ConfigurationError, TrainingError) as error:
+            warnings.warn(f"site {site} is refused: {error}", stacklevel=2)
+            self.carrier.send(site, pack_told(Start(reason=str(error), settings=self._settings)))
+            return
+        self.facts |= {fact.client: fact for fact in welcome.facts}
+        self._there.add(site)
+        if self._start is not None:
+            self.carrier.send(site, self._start)
+
+    def _check(self, site: str, welcome: Welcome) -> None:
+        """Refuse a site that is not what its certificate says, or has other settings or data than the run."""
+        own = list(self.clients_of(site))
+        told = [fact.client for fact in welcome.facts]
+        if welcome.site != site or told != own:
+            raise ConfigurationError(
+                f"expected site {site} with the clients {own}, got {welcome.site} with the clients {told}: correct "
+                "network.sites, which must be the same everywhere"
+            )
+        check_alike(self._settings, welcome.settings, f"site {site}")
+        for fact in welcome.facts:
+            before = self.facts.get(fact.client, fact)
+            if fact != before:
+                raise ConfigurationError(
+                    f"site {site} has other data than when the run began ({fact.size:,} training examples, and "
+                    f"{before.size:,} then): bring back its data, or begin the run anew"
+                )
+            for other in self.facts.values():
+                if other.classes != fact.classes:
+                    raise ConfigurationError(
+                        f"site {site} has the classes {fact.classes}, and site {self.site_of(other.client)} "
+                        f"{other.classes}: let the data of all sites have the same classes, those without examples too"
+                    )
+
+
+def seconds_left(end: float | None) -> float | None:
+    """Return the seconds that are left until a time of the monotonic clock; None without an end."""
+    return None if end is None else max(0.0, end - monotonic())
