@@ -1,0 +1,154 @@
+"""Relay: the part of the server in FLARE's job process, which passes messages between FLARE's tasks and a socket.
+
+On the socket each message is two: a head of JSON, which says whose message it is, and the message itself.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections import defaultdict, deque
+from typing import Any
+
+import numpy as np
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from typing_extensions import override
+
+from fl_lightning.engine.sites.sockets import read, write
+
+TASK = "train"
+BYTES = "b"  # name of the one parameter
+PERIOD = 0.1  # seconds between two looks of FLARE at its tasks
+
+
+def to_model(message: bytes) -> FLModel:
+    """Write a message as a model of FLARE, whose one parameter is a byte longer: FLARE drops empty ones."""
+    return FLModel(params={BYTES: np.frombuffer(b"\0" + message, np.uint8)})
+
+
+def from_model(model: FLModel) -> bytes:
+    """Read a message of :func:`to_model`.
+
+    Raises:
+        ValueError: the model is another one.
+    """
+    value = (model.params or {}).get(BYTES)
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 1 or not value.size:
+        raise ValueError("expected a message, got another model")
+    return value[1:].tobytes()
+
+
+def put(end: socket.socket, head: dict[str, Any], message: bytes = b"") -> None:
+    """Write a head and a message."""
+    write(end, json.dumps(head).encode())
+    write(end, message)
+
+
+def get(end: socket.socket) -> tuple[dict[str, Any], bytes] | None:
+    """Read a head and a message; None if the other end is closed."""
+    head = read(end)
+    message = None if head is None else read(end)
+    if head is None or message is None:
+        return None
+    return json.loads(head), message
+
+
+class Relay(Controller):
+    """Passes the server's messages on to the job's sites, one at a time to each, and passes their answers back.
+
+    Each site is asked for its first message with an empty one. The job ends when the server closes the socket.
+
+    Args:
+        address: path of the server's socket.
+        name: what the server calls this job.
+    """
+
+    def __init__(self, address: str, name: str) -> None:
+        super().__init__(task_check_period=PERIOD)
+        self._address = address
+        self._name = name
+        self._waiting: dict[str, deque[bytes]] = defaultdict(deque)
+        self._busy: set[str] = set()
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+
+    @override
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        self._end = socket.socket(socket.AF_UNIX)
+        self._end.connect(self._address)
+        self._tell({"job": self._name})
+
+    @override
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        for client in fl_ctx.get_engine().get_clients():
+            self._add(client.name, b"", fl_ctx)
+        threading.Thread(target=self._read, args=(fl_ctx,), daemon=True).start()
+        while not self._closed.wait(PERIOD) and not abort_signal.triggered:
+            pass
+
+    @override
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        self._end.close()
+
+    @override
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Drop an answer that nobody waits for."""
+
+    def _read(self, fl_ctx: FLContext) -> None:
+        while (got := get(self._end)) is not None:
+            head, message = got
+            self._add(head["site"], message, fl_ctx)
+        self._closed.set()
+
+    def _add(self, site: str, message: bytes, fl_ctx: FLContext) -> None:
+        with self._lock:
+            self._waiting[site].append(message)
+            self._next(site, fl_ctx)
+
+    def _next(self, site: str, fl_ctx: FLContext) -> None:
+        """Hand out a site's next message, unless the site has yet to answer the last one."""
+        if site in self._busy or not self._waiting[site]:
+            return
+        self._busy.add(site)
+        message = self._waiting[site].popleft()
+        task = Task(
+            name=TASK,
+            data=FLModelUtils.to_shareable(to_model(message)),
+            result_received_cb=self._answered,
+            task_done_cb=self._done,
+        )
+        self.send(task, fl_ctx, targets=[site])
+
+    def _answered(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        site, result = client_task.client.name, client_task.result
+        code = result.get_return_code()
+        if code not in (None, ReturnCode.OK):
+            self._tell({"site": site, "failed": code})
+            return
+        try:
+            message = from_model(FLModelUtils.from_shareable(result))
+        except ValueError as error:
+            self._tell({"site": site, "failed": str(error)})
+            return
+        self._tell({"site": site}, message)
+
+    def _done(self, task: Task, fl_ctx: FLContext) -> None:
+        with self._lock:
+            for site in task.targets:
+                self._busy.discard(site)
+                self._next(site, fl_ctx)
+
+    def _tell(self, head: dict[str, Any], message: bytes = b"") -> None:
+        with self._lock:
+            put(self._end, head, message)

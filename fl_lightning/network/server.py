@@ -1,0 +1,258 @@
+"""Server: carries messages between this process and the sites, over NVIDIA FLARE."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import queue
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fl_lightning.errors import ConfigurationError, TrainingError
+from fl_lightning.network.kits import admin_kit, check_installed, make_workspace, server_kit
+from fl_lightning.network.processes import Child
+from fl_lightning.network.settings import server_settings, write_job
+
+LOOK = 1.0  # seconds between two looks at the sites that are connected
+GATHER = 3.0  # seconds without a further site after which those that are there get their job
+GOODBYE = 10.0  # seconds within which the sites are told of the end
+SOCKET = "s"
+
+
+class FlareServer:
+    """Carries messages between this process and the sites; see :class:`Carrier`.
+
+    FLARE's server runs as a child of this process. The sites that are connected get a job, in whose process a relay
+    passes messages on; a site that comes later, or again, gets a job of its own.
+
+    Args:
+        kit: the server's kit.
+        folder: the folder for FLARE's logs and jobs.
+        sites: the names of the sites that may take part; None for all those with a certificate.
+        patience: seconds to wait for FLARE's server to answer.
+    """
+
+    def __init__(self, kit: Path, folder: Path, sites: Sequence[str] | None = None, patience: float = 60.0) -> None:
+        check_installed()
+        self._kit = server_kit(kit)
+        self._admin = admin_kit(kit)
+        self._folder = folder.resolve()
+        self._expected = None if sites is None else set(sites)
+        self._patience = patience
+        self._arrived: queue.Queue[tuple[str, bytes | None] | Exception] = queue.Queue()
+        self._lock = threading.Lock()
+        self._tokens: dict[str, str] = {}  # of the sites that have a job, by name
+        self._job_of: dict[str, str] = {}  # the job of each of these sites
+        self._relays: dict[str, socket.socket] = {}  # by job
+        self._here: set[str] = set()  # sites that have sent their first message, and are not gone
+        self._stopping = threading.Event()
+        self._count = 0
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self  # a copy of the orchestrator talks to the same sites
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            _check_free(self._kit.port)
+            address = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-"))) / SOCKET
+            self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+            self._listener.bind(str(address))
+            self._listener.listen()
+            self._address = address
+            shutil.rmtree(self._folder / "jobs", ignore_errors=True)
+            shutil.rmtree(self._folder / "snapshots", ignore_errors=True)
+            make_workspace(self._kit, self._folder, server_settings(self._folder))
+            self._child = Child(
+                "nvflare.private.fed.app.server.server_train",
+                ["-m", str(self._folder), "-s", "fed_server.json", "--set", "secure_train=true"]
+                + [f"org={self._kit.organisation}", "config_folder=config"],
+                {},
+                self._folder / "output.txt",
+            )
+            stack.callback(self._child.end)
+            self._session = self._log_in()
+            stack.callback(self._session.close)
+            stack.callback(self.stop)
+            threading.Thread(target=self._accept, daemon=True).start()
+            threading.Thread(target=self._watch, daemon=True).start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def sites(self) -> Sequence[str]:
+        """Names of the sites that have said that they are there, in order of name."""
+        with self._lock:
+            return sorted(self._here)
+
+    def send(self, site: str, message: bytes) -> None:
+        """Send a message to a site.
+
+        Raises:
+            OSError: the site is gone.
+        """
+        from fl_lightning.network.relay import put
+
+        with self._lock:
+            relay = self._relays.get(self._job_of.get(site, "")) if site in self._here else None
+            if relay is None:
+                raise ConnectionError(f"{site} is not connected")
+            put(relay, {"site": site}, message)
+
+    def receive(self, timeout: float | None) -> tuple[str, bytes | None]:
+        """Wait for the next message of any site; None of a site that is gone, which is told once.
+
+        Raises:
+            TimeoutError: no message came within ``timeout`` seconds.
+            TrainingError: FLARE's server has ended.
+        """
+        try:
+            arrived = self._arrived.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"no message came within {timeout:g} s") from None
+        if isinstance(arrived, Exception):
+            raise arrived
+        return arrived
+
+    def stop(self) -> None:
+        """End the jobs, upon which the sites end, too."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        with self._lock:
+            relays = list(self._relays.values())
+            for relay in relays:
+                with contextlib.suppress(OSError):
+                    relay.shutdown(socket.SHUT_WR)
+        limit = time.monotonic() + GOODBYE
+        while time.monotonic() < limit and self._child.alive and self._session.get_system_info().job_info:
+            time.sleep(0.2)
+
+    def _log_in(self) -> Any:
+        """Wait until FLARE's server answers."""
+        from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+        limit = time.monotonic() + self._patience
+        while True:
+            if not self._child.alive:
+                raise ConfigurationError(f"FLARE's server has ended at once: see {self._child.log}")
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    return new_secure_session(self._admin.name, str(self._admin.folder), timeout=5.0)
+            except Exception as error:
+                if time.monotonic() > limit:
+                    raise ConfigurationError(
+                        f"FLARE's server did not answer within {self._patience:g} s ({error}): see {self._child.log}"
+                    ) from error
+                time.sleep(0.2)
+
+    def _accept(self) -> None:
+        """Take in relays."""
+        while not self._stopping.is_set():
+            try:
+                end, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._read, args=(end,), daemon=True).start()
+
+    def _read(self, end: socket.socket) -> None:
+        """Take in a relay's messages until the relay ends."""
+        from fl_lightning.network.relay import get
+
+        got = get(end)
+        if got is None:
+            return
+        job = got[0]["job"]
+        with self._lock:
+            self._relays[job] = end
+        while (got := get(end)) is not None:
+            head, message = got
+            site = head["site"]
+            with self._lock:
+                if self._job_of.get(site) != job:  # the site has a newer job
+                    continue
+                if "failed" in head:
+                    self._lose(site)
+                    continue
+                self._here.add(site)
+            self._arrived.put((site, message))
+        with self._lock:
+            del self._relays[job]
+            for site in [site for site, own in self._job_of.items() if own == job]:
+                self._lose(site)
+                del self._tokens[site], self._job_of[site]
+        end.close()
+
+    def _lose(self, site: str) -> None:
+        if site in self._here:
+            self._here.discard(site)
+            self._arrived.put((site, None))
+
+    def _watch(self) -> None:
+        """Look for sites that have come, gone or come again, and give jobs to those without one."""
+        since = time.monotonic()
+        seen: set[str] = set()
+        while not self._stopping.wait(LOOK):
+            try:
+                tokens = self._connected()
+            except Exception as error:
+                if self._stopping.is_set():
+                    return
+                if not self._child.alive:
+                    self._arrived.put(TrainingError(f"FLARE's server has ended ({error}): see {self._child.log}"))
+                    return
+                continue
+            with self._lock:
+                for site, token in self._tokens.items():
+                    if tokens.get(site) != token:
+                        self._lose(site)
+                new = {site: token for site, token in tokens.items() if self._tokens.get(site) != token}
+            if set(new.values()) != seen:
+                seen = set(new.values())
+                since = time.monotonic()
+            missing = (self._expected or set()) - set(tokens)
+            if new and ((self._expected and not missing) or time.monotonic() - since >= GATHER):
+                self._submit(new)
+
+    def _connected(self) -> dict[str, str]:
+        """Return the tokens of the sites that are connected, by name; a site that comes again has a new one."""
+        reply = self._session.do_command("check_status server")
+        tables = [part["rows"] for part in reply["data"] if part["type"] == "table"]
+        for head, *rows in tables:
+            if "TOKEN" in head:
+                return {row[head.index("CLIENT")]: row[head.index("TOKEN")] for row in rows}
+        return {}  # FLARE leaves out an empty table
+
+    def _submit(self, tokens: dict[str, str]) -> None:
+        """Give a job to sites."""
+        self._count += 1
+        name = f"job-{self._count}"
+        with self._lock:
+            for site, token in tokens.items():
+                self._tokens[site] = token
+                self._job_of[site] = name
+        folder = self._folder / "submitted" / name
+        write_job(folder, self._address, sorted(tokens))
+        self._session.submit_job(str(folder))
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"expected port {port} to be free, which the server's kit names: {error}"
+            ) from error
