@@ -20,7 +20,7 @@ ORGANISATION = "fl_lightning"
 ADMIN = "admin"  # folder of the kit that submits the job, in the server's kit
 AUTHORITY = "authority"  # folder with the key that signs certificates
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-BUILDERS = (
+BUILDERS: tuple[tuple[str, dict[str, str]], ...] = (
     ("workspace.WorkspaceBuilder", {}),
     ("static_file.StaticFileBuilder", {"config_folder": "config"}),
     ("cert.CertBuilder", {}),
@@ -95,11 +95,9 @@ def provision(sites: Sequence[str], server_host: str, out: Path, port: int = 800
         "participants": [
             {
                 "type": "server",
-                "name": "server",
+                "name": server_host,  # for a name of this machine itself, FLARE's server listens there alone
                 "org": ORGANISATION,
                 "fed_learn_port": port,
-                "default_host": server_host,
-                "host_names": [server_host],
             },
             {"type": "admin", "name": "admin@fl-lightning.org", "org": ORGANISATION, "role": "project_admin"},
             *({"type": "client", "name": site, "org": ORGANISATION} for site in sites),
@@ -113,10 +111,10 @@ def provision(sites: Sequence[str], server_host: str, out: Path, port: int = 800
     with contextlib.redirect_stdout(said):
         made = Provisioner(str(authority), prepare_builders(project)).provision(prepare_project(project))
     results = Path(made.get_result_location())
-    (results / "admin@fl-lightning.org").rename(results / "server" / ADMIN)
-    for name in ("server", *sites):
+    (results / "admin@fl-lightning.org").rename(results / server_host / ADMIN)
+    for made_as, name in [(server_host, "server"), *zip(sites, sites, strict=True)]:
         if not (out / name).exists():
-            (results / name).rename(out / name)
+            (results / made_as).rename(out / name)
     shutil.rmtree(results)
 
 

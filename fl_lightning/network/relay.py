@@ -77,8 +77,9 @@ class Relay(Controller):
         self._address = address
         self._name = name
         self._waiting: dict[str, deque[bytes]] = defaultdict(deque)
-        self._busy: set[str] = set()
+        self._asked: dict[str, Task] = {}  # tasks that have yet to be answered, by site
         self._lock = threading.RLock()
+        self._telling = threading.Lock()
         self._closed = threading.Event()
 
     @override
@@ -118,9 +119,8 @@ class Relay(Controller):
 
     def _next(self, site: str, fl_ctx: FLContext) -> None:
         """Hand out a site's next message, unless the site has yet to answer the last one."""
-        if site in self._busy or not self._waiting[site]:
+        if site in self._asked or not self._waiting[site]:
             return
-        self._busy.add(site)
         message = self._waiting[site].popleft()
         task = Task(
             name=TASK,
@@ -128,27 +128,37 @@ class Relay(Controller):
             result_received_cb=self._answered,
             task_done_cb=self._done,
         )
+        self._asked[site] = task
         self.send(task, fl_ctx, targets=[site])
 
     def _answered(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         site, result = client_task.client.name, client_task.result
+        client_task.result = None
         code = result.get_return_code()
-        if code not in (None, ReturnCode.OK):
-            self._tell({"site": site, "failed": code})
-            return
         try:
+            if code not in (None, ReturnCode.OK):
+                raise ValueError(code)
             message = from_model(FLModelUtils.from_shareable(result))
         except ValueError as error:
             self._tell({"site": site, "failed": str(error)})
-            return
-        self._tell({"site": site}, message)
+        else:
+            self._tell({"site": site}, message)
+        self._finish(site, client_task.task, fl_ctx)
 
     def _done(self, task: Task, fl_ctx: FLContext) -> None:
+        (site,) = task.targets
+        if self._finish(site, task, fl_ctx):
+            self._tell({"site": site, "failed": str(task.completion_status)})
+
+    def _finish(self, site: str, task: Task, fl_ctx: FLContext) -> bool:
+        """Go on to the site's next message; False if that has been done before."""
         with self._lock:
-            for site in task.targets:
-                self._busy.discard(site)
-                self._next(site, fl_ctx)
+            if self._asked.get(site) is not task:
+                return False
+            del self._asked[site]
+            self._next(site, fl_ctx)
+            return True
 
     def _tell(self, head: dict[str, Any], message: bytes = b"") -> None:
-        with self._lock:
+        with self._telling:
             put(self._end, head, message)

@@ -167,6 +167,7 @@ def write_job(folder: Path, address: Path, sites: Sequence[str]) -> None:
         },
         "relay/config/config_fed_server.json": {
             "format_version": 2,
+            "server": {"task_request_interval": FETCH},
             "workflows": [{"id": "relay", "path": RELAY, "args": {"address": str(address), "name": folder.name}}],
             "components": [],
         },
