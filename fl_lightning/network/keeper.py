@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 import psutil
 
@@ -45,19 +46,15 @@ def end_descendants() -> None:
 
 
 def _send(process: psutil.Process, number: int) -> None:
-    try:
+    with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
-    except psutil.NoSuchProcess:
-        pass
 
 
 def _reap() -> None:
     """Take leave of orphans that have ended, which the system keeps in its table until then."""
-    try:
+    with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Processes: FLARE's own, which live no longer than the process that has started them."""
+"""Processes: FLARE's own, which live no longer than the process that has started them, and their logs."""
 
 from __future__ import annotations
 
-import os
+import logging
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 END = 15.0  # seconds within which FLARE's processes have ended
@@ -17,11 +18,10 @@ class Child:
     Args:
         module: the program, a module of FLARE.
         arguments: the program's arguments.
-        environment: variables to set.
         log: the file that gets what the program prints.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
         self.log = log
         command = [sys.executable, "-m", "fl_lightning.network.keeper", sys.executable, "-u", "-m", module, *arguments]
         with log.open("ab") as output:
@@ -30,7 +30,6 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
                 start_new_session=True,  # Ctrl-C comes to the process in the foreground alone
             )
 
@@ -38,10 +37,6 @@ class Child:
     def alive(self) -> bool:
         """Whether the program runs."""
         return self._keeper.poll() is None
-
-    def said(self) -> str:
-        """Return what the program has printed so far."""
-        return self.log.read_text(encoding="utf-8", errors="replace")
 
     def end(self) -> None:
         """End the program and all its descendants, and wait until they have ended."""
@@ -52,3 +47,20 @@ class Child:
         except subprocess.TimeoutExpired:
             self._keeper.kill()
             self._keeper.wait()
+
+
+@contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """Write what FLARE's library logs in this process to a file, and nothing of that to the terminal."""
+    logger = logging.getLogger("nvflare")
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s"))
+    propagates = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.propagate = propagates
+        logger.removeHandler(handler)
+        handler.close()

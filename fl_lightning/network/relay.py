@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
@@ -62,7 +63,7 @@ def get(end: socket.socket) -> tuple[dict[str, Any], bytes] | None:
     return json.loads(head), message
 
 
-class Relay(Controller):
+class Relay(Controller):  # type: ignore[misc]  # FLARE has no type hints
     """Passes the server's messages on to the job's sites, one at a time to each, and passes their answers back.
 
     Each site is asked for its first message with an empty one. The job ends when the server closes the socket.
@@ -98,7 +99,12 @@ class Relay(Controller):
 
     @override
     def stop_controller(self, fl_ctx: FLContext) -> None:
-        self._end.close()
+        """Leave the socket open: the server waits until the sites have been told of the end."""
+
+    @override
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.END_RUN:
+            self._end.close()
 
     @override
     def process_result_of_unknown_task(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import queue
-import shutil
 import socket
 import tempfile
 import threading
@@ -17,13 +16,14 @@ from typing import Any, Self
 
 from fl_lightning.errors import ConfigurationError, TrainingError
 from fl_lightning.network.kits import admin_kit, check_installed, make_workspace, server_kit
-from fl_lightning.network.processes import Child
+from fl_lightning.network.processes import Child, logged
 from fl_lightning.network.settings import server_settings, write_job
 
 LOOK = 1.0  # seconds between two looks at the sites that are connected
+SOCKET = "socket"  # its path has 108 characters at most
 GATHER = 3.0  # seconds without a further site after which those that are there get their job
+PAUSE = 0.3  # seconds between two looks at an end that is near
 GOODBYE = 10.0  # seconds within which the sites are told of the end
-SOCKET = "s"
 
 
 class FlareServer:
@@ -53,6 +53,7 @@ class FlareServer:
         self._relays: dict[str, socket.socket] = {}  # by job
         self._here: set[str] = set()  # sites that have sent their first message, and are not gone
         self._stopping = threading.Event()
+        self._submitted: dict[str, str] = {}  # FLARE's names of jobs whose relay is not yet there
         self._count = 0
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -61,21 +62,16 @@ class FlareServer:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             _check_free(self._kit.port)
-            address = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-"))) / SOCKET
+            self._own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-")))
             self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-            self._listener.bind(str(address))
+            self._listener.bind(str(self._own / SOCKET))
             self._listener.listen()
-            self._address = address
-            shutil.rmtree(self._folder / "jobs", ignore_errors=True)
-            shutil.rmtree(self._folder / "snapshots", ignore_errors=True)
-            make_workspace(self._kit, self._folder, server_settings(self._folder))
-            self._child = Child(
-                "nvflare.private.fed.app.server.server_train",
-                ["-m", str(self._folder), "-s", "fed_server.json", "--set", "secure_train=true"]
-                + [f"org={self._kit.organisation}", "config_folder=config"],
-                {},
-                self._folder / "output.txt",
-            )
+            make_workspace(self._kit, self._folder, server_settings(self._own))
+            stack.enter_context(logged(self._folder / "foreground.txt"))
+            arguments = ["-m", str(self._folder), "-s", "fed_server.json", "--set", "secure_train=true"]
+            arguments += [f"org={self._kit.organisation}", "config_folder=config"]
+            log = self._folder / "output.txt"
+            self._child = Child("nvflare.private.fed.app.server.server_train", arguments, log)
             stack.callback(self._child.end)
             self._session = self._log_in()
             stack.callback(self._session.close)
@@ -136,8 +132,9 @@ class FlareServer:
                 with contextlib.suppress(OSError):
                     relay.shutdown(socket.SHUT_WR)
         limit = time.monotonic() + GOODBYE
-        while time.monotonic() < limit and self._child.alive and self._session.get_system_info().job_info:
-            time.sleep(0.2)
+        while time.monotonic() < limit and self._child.alive and self._relays:
+            time.sleep(PAUSE)
+        time.sleep(PAUSE)  # the last words are on their way
 
     def _log_in(self) -> Any:
         """Wait until FLARE's server answers."""
@@ -155,7 +152,7 @@ class FlareServer:
                     raise ConfigurationError(
                         f"FLARE's server did not answer within {self._patience:g} s ({error}): see {self._child.log}"
                     ) from error
-                time.sleep(0.2)
+                time.sleep(PAUSE)
 
     def _accept(self) -> None:
         """Take in relays."""
@@ -206,6 +203,10 @@ class FlareServer:
         while not self._stopping.wait(LOOK):
             try:
                 tokens = self._connected()
+                self._check_jobs()
+            except TrainingError as error:
+                self._arrived.put(error)
+                return
             except Exception as error:
                 if self._stopping.is_set():
                     return
@@ -231,8 +232,12 @@ class FlareServer:
         tables = [part["rows"] for part in reply["data"] if part["type"] == "table"]
         for head, *rows in tables:
             if "TOKEN" in head:
-                return {row[head.index("CLIENT")]: row[head.index("TOKEN")] for row in rows}
+                found = {row[head.index("CLIENT")]: row[head.index("TOKEN")] for row in rows}
+                return {site: token for site, token in found.items() if self._is_expected(site)}
         return {}  # FLARE leaves out an empty table
+
+    def _is_expected(self, site: str) -> bool:
+        return self._expected is None or site in self._expected
 
     def _submit(self, tokens: dict[str, str]) -> None:
         """Give a job to sites."""
@@ -242,9 +247,21 @@ class FlareServer:
             for site, token in tokens.items():
                 self._tokens[site] = token
                 self._job_of[site] = name
-        folder = self._folder / "submitted" / name
-        write_job(folder, self._address, sorted(tokens))
-        self._session.submit_job(str(folder))
+        folder = self._own / name
+        write_job(folder, self._own / SOCKET, sorted(tokens))
+        identifier = self._session.submit_job(str(folder))
+        with self._lock:
+            self._submitted[name] = identifier
+
+    def _check_jobs(self) -> None:
+        """Raise an error for a job that FLARE has ended before the relay's first word."""
+        for name, identifier in list(self._submitted.items()):
+            if name in self._relays:
+                del self._submitted[name]
+                continue
+            status = str(self._session.get_job_status(identifier))
+            if status.startswith(("FAILED", "FINISHED", "ABANDONED")):
+                raise TrainingError(f"FLARE has ended the job ({status}): see {self._child.log}")
 
 
 def _check_free(port: int) -> None:

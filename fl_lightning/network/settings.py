@@ -12,8 +12,9 @@ RELAY = "fl_lightning.network.relay.Relay"
 EXECUTOR = "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
 LOG_STREAMER = "nvflare.app_common.logging.job_log_streamer.JobLogStreamer"
 LOG_RECEIVER = "nvflare.app_common.logging.job_log_receiver.JobLogReceiver"
-HEARTBEAT = 2.0  # seconds between two signs of life of a site
-SILENCE = 15.0  # seconds without a sign of life after which a site is gone
+HEARTBEAT = 2  # seconds between two signs of life of a site
+SILENCE = 8  # seconds without a sign of life after which a site is gone; FLARE looks every 5 seconds
+PAUSE = 30  # seconds without a sign of life of the process in a site's foreground, after which the site is gone
 FETCH = 0.2  # seconds between two questions of a site for a message
 
 # What the server's administrator may do at a site: submit and end jobs without code, and look at their state.
@@ -75,7 +76,7 @@ def server_settings(folder: Path) -> dict[str, Any]:
     """Return the server's settings, by name of file.
 
     Args:
-        folder: the folder for jobs.
+        folder: the folder in which FLARE keeps jobs.
     """
     storage = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
     return {
@@ -156,7 +157,7 @@ def write_job(folder: Path, address: Path, sites: Sequence[str]) -> None:
         "params_exchange_format": "numpy",
         "params_transfer_type": "FULL",
         "heartbeat_interval": HEARTBEAT,
-        "heartbeat_timeout": SILENCE,
+        "heartbeat_timeout": PAUSE,
     }
     files = {
         "meta.json": {

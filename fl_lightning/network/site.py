@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import ssl
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.network.kits import check_installed, make_workspace, site_kit
-from fl_lightning.network.processes import Child
-from fl_lightning.network.settings import attach_profile, site_settings
+from fl_lightning.network.processes import Child, logged
+from fl_lightning.network.settings import HEARTBEAT, attach_profile, site_settings
 
+ANSWER = 0.3  # seconds within which the server refuses a certificate
 LOOK = 0.2  # seconds between two looks at FLARE's process while this one waits for the job
 
 
@@ -27,12 +31,14 @@ class FlareSite:
     Args:
         kit: the site's kit.
         folder: the folder for FLARE's logs.
+        patience: seconds to wait for the server to answer.
     """
 
-    def __init__(self, kit: Path, folder: Path) -> None:
+    def __init__(self, kit: Path, folder: Path, patience: float = 600.0) -> None:
         check_installed()
         self._kit = site_kit(kit)
         self._folder = folder.resolve()
+        self._patience = patience
 
     @property
     def name(self) -> str:
@@ -41,16 +47,15 @@ class FlareSite:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
+            self._reach()
             meeting = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-")))
             make_workspace(self._kit, self._folder, site_settings(meeting))
-            self._child = Child(
-                "nvflare.private.fed.app.client.client_train",
-                ["-m", str(self._folder), "-s", "fed_client.json", "--set", "secure_train=true"]
-                + [f"uid={self._kit.name}", f"org={self._kit.organisation}", "config_folder=config"]
-                + ["heart_beat_interval=2"],
-                {},
-                self._folder / "output.txt",
-            )
+            stack.enter_context(logged(self._folder / "foreground.txt"))
+            arguments = ["-m", str(self._folder), "-s", "fed_client.json", "--set", "secure_train=true"]
+            arguments += [f"uid={self.name}", f"org={self._kit.organisation}", "config_folder=config"]
+            arguments += [f"heart_beat_interval={HEARTBEAT}"]
+            log = self._folder / "output.txt"
+            self._child = Child("nvflare.private.fed.app.client.client_train", arguments, log)
             stack.callback(self._child.end)
             profile = meeting / "profile.json"
             profile.write_text(json.dumps(attach_profile(self.name, meeting)), encoding="utf-8")
@@ -75,6 +80,37 @@ class FlareSite:
         from fl_lightning.network.relay import to_model
 
         self._api.send(to_model(message))
+
+    def _reach(self) -> None:
+        """Wait until the server answers, and see whether both certificates are of one authority."""
+        where = f"{self._kit.host}:{self._kit.port}"
+        startup = self._kit.startup
+        context = ssl.create_default_context(cafile=str(startup / "rootCA.pem"))
+        context.check_hostname = False  # FLARE checks the name in the certificate
+        context.load_cert_chain(startup / "client.crt", startup / "client.key")
+        limit = time.monotonic() + self._patience
+        while True:
+            try:
+                with socket.create_connection((self._kit.host, self._kit.port), ANSWER) as plain:
+                    plain.settimeout(ANSWER)
+                    with context.wrap_socket(plain) as secured, contextlib.suppress(TimeoutError):
+                        secured.recv(1)  # the server's refusal comes after its own certificate
+                return
+            except ssl.SSLCertVerificationError as error:
+                raise ConfigurationError(
+                    f"expected the server at {where} to have a certificate of the authority of {startup}, "
+                    f"got another one: {error.verify_message}"
+                ) from error
+            except ssl.SSLError as error:
+                raise ConfigurationError(
+                    f"the server at {where} refuses the certificate in {startup}: {error}"
+                ) from error
+            except OSError as error:
+                if time.monotonic() > limit:
+                    raise ConfigurationError(
+                        f"no server answered at {where} within {self._patience:g} s: {error}"
+                    ) from error
+                time.sleep(LOOK)
 
     def _attach(self, profile: Path, stack: contextlib.ExitStack) -> None:
         """Wait for the job, and for the empty message with which the relay asks for the first one."""
