@@ -6,8 +6,10 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 END = 15.0  # seconds within which FLARE's processes have ended
 
@@ -37,6 +39,15 @@ class Child:
     def alive(self) -> bool:
         """Whether the program runs."""
         return self._keeper.poll() is None
+
+    def reaches(self, port: int) -> bool:
+        """Tell whether a process of the program has a connection to a port of another one."""
+        with suppress(psutil.Error):
+            for process in psutil.Process(self._keeper.pid).children(recursive=True):
+                for connection in process.net_connections("tcp"):
+                    if connection.status == psutil.CONN_ESTABLISHED and connection.raddr.port == port:
+                        return True
+        return False
 
     def end(self) -> None:
         """End the program and all its descendants, and wait until they have ended."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections import defaultdict, deque
 from typing import Any
 
@@ -28,16 +29,19 @@ from fl_lightning.engine.sites.sockets import read, write
 
 TASK = "train"
 BYTES = "b"  # name of the one parameter
+MESSAGE, END = b"m", b"e"
+FAREWELL = 5.0  # seconds within which the sites say that they know of the end
 PERIOD = 0.1  # seconds between two looks of FLARE at its tasks
 
 
-def to_model(message: bytes) -> FLModel:
-    """Write a message as a model of FLARE, whose one parameter is a byte longer: FLARE drops empty ones."""
-    return FLModel(params={BYTES: np.frombuffer(b"\0" + message, np.uint8)})
+def to_model(message: bytes | None) -> FLModel:
+    """Write a message, or None for the end, as a model of FLARE with one parameter; its first byte tells which."""
+    content = END if message is None else MESSAGE + message
+    return FLModel(params={BYTES: np.frombuffer(content, np.uint8)})
 
 
-def from_model(model: FLModel) -> bytes:
-    """Read a message of :func:`to_model`.
+def from_model(model: FLModel) -> bytes | None:
+    """Read a message of :func:`to_model`; None for the end.
 
     Raises:
         ValueError: the model is another one.
@@ -45,7 +49,8 @@ def from_model(model: FLModel) -> bytes:
     value = (model.params or {}).get(BYTES)
     if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 1 or not value.size:
         raise ValueError("expected a message, got another model")
-    return value[1:].tobytes()
+    content = value.tobytes()
+    return None if content[:1] == END else content[1:]
 
 
 def put(end: socket.socket, head: dict[str, Any], message: bytes = b"") -> None:
@@ -77,7 +82,7 @@ class Relay(Controller):  # type: ignore[misc]  # FLARE has no type hints
         super().__init__(task_check_period=PERIOD)
         self._address = address
         self._name = name
-        self._waiting: dict[str, deque[bytes]] = defaultdict(deque)
+        self._waiting: dict[str, deque[bytes | None]] = defaultdict(deque)
         self._asked: dict[str, Task] = {}  # tasks that have yet to be answered, by site
         self._lock = threading.RLock()
         self._telling = threading.Lock()
@@ -91,11 +96,17 @@ class Relay(Controller):  # type: ignore[misc]  # FLARE has no type hints
 
     @override
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        for client in fl_ctx.get_engine().get_clients():
-            self._add(client.name, b"", fl_ctx)
+        sites = [client.name for client in fl_ctx.get_engine().get_clients()]
+        for site in sites:
+            self._add(site, b"", fl_ctx)
         threading.Thread(target=self._read, args=(fl_ctx,), daemon=True).start()
         while not self._closed.wait(PERIOD) and not abort_signal.triggered:
             pass
+        for site in sites:
+            self._add(site, None, fl_ctx)
+        limit = time.monotonic() + FAREWELL
+        while self._asked and time.monotonic() < limit and not abort_signal.triggered:
+            time.sleep(PERIOD)
 
     @override
     def stop_controller(self, fl_ctx: FLContext) -> None:
@@ -118,7 +129,7 @@ class Relay(Controller):  # type: ignore[misc]  # FLARE has no type hints
             self._add(head["site"], message, fl_ctx)
         self._closed.set()
 
-    def _add(self, site: str, message: bytes, fl_ctx: FLContext) -> None:
+    def _add(self, site: str, message: bytes | None, fl_ctx: FLContext) -> None:
         with self._lock:
             self._waiting[site].append(message)
             self._next(site, fl_ctx)
@@ -144,7 +155,7 @@ class Relay(Controller):  # type: ignore[misc]  # FLARE has no type hints
         try:
             if code not in (None, ReturnCode.OK):
                 raise ValueError(code)
-            message = from_model(FLModelUtils.from_shareable(result))
+            message = from_model(FLModelUtils.from_shareable(result)) or b""
         except ValueError as error:
             self._tell({"site": site, "failed": str(error)})
         else:

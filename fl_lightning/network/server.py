@@ -211,7 +211,7 @@ class FlareServer:
                 if self._stopping.is_set():
                     return
                 if not self._child.alive:
-                    self._arrived.put(TrainingError(f"FLARE's server has ended ({error}): see {self._child.log}"))
+                    self._arrived.put(TrainingError(f"FLARE's server has ended: see {self._child.log}"))
                     return
                 continue
             with self._lock:

@@ -9,17 +9,19 @@ import ssl
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, TrainingError
 from fl_lightning.network.kits import check_installed, make_workspace, site_kit
 from fl_lightning.network.processes import Child, logged
 from fl_lightning.network.settings import HEARTBEAT, attach_profile, site_settings
 
 ANSWER = 0.3  # seconds within which the server refuses a certificate
-LOOK = 0.2  # seconds between two looks at FLARE's process while this one waits for the job
+ALONE = 30.0  # seconds without a connection after which the server is gone
+LOOK = 1.0  # seconds between two looks at FLARE's process while this one waits for the job
 
 
 class FlareSite:
@@ -39,6 +41,8 @@ class FlareSite:
         self._kit = site_kit(kit)
         self._folder = folder.resolve()
         self._patience = patience
+        self._left = threading.Event()
+        self._lost = "the job has ended without a farewell"
 
     @property
     def name(self) -> str:
@@ -69,17 +73,50 @@ class FlareSite:
         self._stack.close()
 
     def receive(self) -> bytes | None:
-        """Wait for the next message; None if the server has no more."""
+        """Wait for the next message; None if the server has no more.
+
+        Raises:
+            TrainingError: the server is gone, or has not heard of this process for too long.
+        """
         from fl_lightning.network.relay import from_model
 
-        model = self._api.receive()
-        return None if model is None else from_model(model)
+        with self._told():
+            model = self._api.receive()
+            if model is None:
+                raise RuntimeError(self._lost)
+            message = from_model(model)
+        if message is None:
+            self.send(b"")  # the farewell has come
+        return message
 
     def send(self, message: bytes) -> None:
-        """Send an answer to the message that was received last; the first message is sent without one."""
+        """Send an answer to the message that was received last; the first message is sent without one.
+
+        Raises:
+            TrainingError: the server is gone, or has not heard of this process for too long.
+        """
         from fl_lightning.network.relay import to_model
 
-        self._api.send(to_model(message))
+        with self._told():
+            self._api.send(to_model(message))
+
+    def _watch(self) -> None:
+        """End the session when the server is gone, which FLARE's client tries to reach for ever."""
+        heard = time.monotonic()
+        while not self._left.wait(LOOK):
+            if self._child.reaches(self._kit.port):
+                heard = time.monotonic()
+            elif time.monotonic() - heard > ALONE or not self._child.alive:
+                self._lost = f"no connection for {ALONE:g} s" if self._child.alive else "FLARE's client has ended"
+                self._api.shutdown()
+                return
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # FLARE's own
+            raise TrainingError(f"{self.name} has lost the server ({error}): see {self._child.log}") from error
 
     def _reach(self) -> None:
         """Wait until the server answers, and see whether both certificates are of one authority."""
@@ -125,3 +162,5 @@ class FlareSite:
             if not self._child.alive:
                 raise ConfigurationError(f"FLARE's client has ended: see {self._child.log}")
         self.receive()
+        stack.callback(self._left.set)
+        threading.Thread(target=self._watch, daemon=True).start()
