@@ -20,6 +20,7 @@ from fl_lightning.network.processes import Child, logged
 from fl_lightning.network.settings import server_settings, write_job
 
 LOOK = 1.0  # seconds between two looks at the sites that are connected
+FAILURES = 10  # looks in a row that may fail
 SOCKET = "socket"  # its path has 108 characters at most
 GATHER = 3.0  # seconds without a further site after which those that are there get their job
 PAUSE = 0.3  # seconds between two looks at an end that is near
@@ -54,6 +55,8 @@ class FlareServer:
         self._here: set[str] = set()  # sites that have sent their first message, and are not gone
         self._stopping = threading.Event()
         self._submitted: dict[str, str] = {}  # FLARE's names of jobs whose relay is not yet there
+        self._new: dict[str, str] = {}  # tokens of the sites without a job, when they were last looked at
+        self._since = 0.0
         self._count = 0
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -197,34 +200,35 @@ class FlareServer:
             self._arrived.put((site, None))
 
     def _watch(self) -> None:
-        """Look for sites that have come, gone or come again, and give jobs to those without one."""
-        since = time.monotonic()
-        seen: set[str] = set()
+        """Look for sites that have come, gone or come again, until the end, or an error, which receive raises."""
+        failures = 0
         while not self._stopping.wait(LOOK):
             try:
-                tokens = self._connected()
-                self._check_jobs()
-            except TrainingError as error:
-                self._arrived.put(error)
-                return
-            except Exception as error:
+                self._look()
+                failures = 0
+            except Exception as error:  # FLARE's, of many kinds
+                failures += 1
                 if self._stopping.is_set():
                     return
-                if not self._child.alive:
-                    self._arrived.put(TrainingError(f"FLARE's server has ended: see {self._child.log}"))
+                if not self._child.alive or isinstance(error, TrainingError) or failures >= FAILURES:
+                    reason = error if self._child.alive else "FLARE's server has ended"
+                    self._arrived.put(TrainingError(f"{reason}: see {self._child.log}"))
                     return
-                continue
-            with self._lock:
-                for site, token in self._tokens.items():
-                    if tokens.get(site) != token:
-                        self._lose(site)
-                new = {site: token for site, token in tokens.items() if self._tokens.get(site) != token}
-            if set(new.values()) != seen:
-                seen = set(new.values())
-                since = time.monotonic()
-            missing = (self._expected or set()) - set(tokens)
-            if new and ((self._expected and not missing) or time.monotonic() - since >= GATHER):
-                self._submit(new)
+
+    def _look(self) -> None:
+        """Say which sites are gone, and give a job to those without one."""
+        tokens = self._connected()
+        self._check_jobs()
+        with self._lock:
+            for site, token in self._tokens.items():
+                if tokens.get(site) != token:
+                    self._lose(site)
+            new = {site: token for site, token in tokens.items() if self._tokens.get(site) != token}
+        if new != self._new:
+            self._new, self._since = new, time.monotonic()
+        everyone = self._expected is not None and self._expected <= set(tokens)
+        if new and (everyone or time.monotonic() - self._since >= GATHER):
+            self._submit(new)
 
     def _connected(self) -> dict[str, str]:
         """Return the tokens of the sites that are connected, by name; a site that comes again has a new one."""
@@ -261,7 +265,7 @@ class FlareServer:
                 continue
             status = str(self._session.get_job_status(identifier))
             if status.startswith(("FAILED", "FINISHED", "ABANDONED")):
-                raise TrainingError(f"FLARE has ended the job ({status}): see {self._child.log}")
+                raise TrainingError(f"FLARE has ended the job ({status})")
 
 
 def _check_free(port: int) -> None:
