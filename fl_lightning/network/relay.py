@@ -26,8 +26,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from typing_extensions import override
 
 from fl_lightning.engine.sites.sockets import read, write
+from fl_lightning.network.settings import TASK
 
-TASK = "train"
 BYTES = "b"  # name of the one parameter
 MESSAGE, END = b"m", b"e"
 FAREWELL = 5.0  # seconds within which the sites say that they know of the end

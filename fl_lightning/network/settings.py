@@ -9,9 +9,8 @@ from typing import Any
 
 ATTACH = "fl-lightning"  # name by which the process in a site's foreground and the job find each other
 RELAY = "fl_lightning.network.relay.Relay"
-EXECUTOR = "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
-LOG_STREAMER = "nvflare.app_common.logging.job_log_streamer.JobLogStreamer"
-LOG_RECEIVER = "nvflare.app_common.logging.job_log_receiver.JobLogReceiver"
+EXECUTOR = "fl_lightning.network.executor.Attached"
+TASK = "train"
 HEARTBEAT = 2  # seconds between two signs of life of a site
 SILENCE = 8  # seconds without a sign of life after which a site is gone; FLARE looks every 5 seconds
 PAUSE = 30  # seconds without a sign of life of the process in a site's foreground, after which the site is gone
@@ -53,7 +52,7 @@ def site_settings(rendezvous: Path) -> dict[str, Any]:
         "resources.json": {
             "format_version": 2,
             "class_list_enforcement_mode": "enforce",
-            "class_allow_list": [EXECUTOR, LOG_STREAMER],
+            "class_allow_list": [EXECUTOR],
             "allow_log_streaming": False,
             "client": {"retry_timeout": 30, "compression": "Gzip"},
             "components": [
@@ -84,7 +83,7 @@ def server_settings(folder: Path) -> dict[str, Any]:
         "resources.json": {
             "format_version": 2,
             "class_list_enforcement_mode": "enforce",
-            "class_allow_list": [RELAY, LOG_RECEIVER],
+            "class_allow_list": [RELAY],
             "servers": [
                 {
                     "admin_storage": "transfer",
@@ -151,14 +150,6 @@ def write_job(folder: Path, address: Path, sites: Sequence[str]) -> None:
         address: path of the server's socket.
         sites: the sites' names.
     """
-    executor = {
-        "execution_mode": "attach",
-        "attach_id": ATTACH,
-        "params_exchange_format": "numpy",
-        "params_transfer_type": "FULL",
-        "heartbeat_interval": HEARTBEAT,
-        "heartbeat_timeout": PAUSE,
-    }
     files = {
         "meta.json": {
             "name": folder.name,
@@ -175,7 +166,7 @@ def write_job(folder: Path, address: Path, sites: Sequence[str]) -> None:
         "site/config/config_fed_client.json": {
             "format_version": 2,
             "default_task_fetch_interval": FETCH,
-            "executors": [{"tasks": ["train"], "executor": {"path": EXECUTOR, "args": executor}}],
+            "executors": [{"tasks": [TASK], "executor": {"path": EXECUTOR, "args": {}}}],
             "components": [],
         },
     }

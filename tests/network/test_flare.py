@@ -19,7 +19,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.network import kits
 from fl_lightning.network.kits import admin_kit, provision, server_kit, site_kit
 from fl_lightning.network.server import FlareServer
-from fl_lightning.network.settings import EXECUTOR, LOG_STREAMER, PERMISSIONS, site_settings, write_job
+from fl_lightning.network.settings import EXECUTOR, PERMISSIONS, site_settings, write_job
 from fl_lightning.network.site import FlareSite
 
 pytest.importorskip("nvflare")
@@ -128,7 +128,7 @@ def test_a_kit_without_its_certificate_or_with_another_sites_is_refused(made: Pa
     with pytest.raises(ConfigurationError, match="expected the certificate of site anna in .*, got that of berlin"):
         FlareSite(kit, tmp_path)
     (kit / "startup/client.crt").unlink()
-    with pytest.raises(ConfigurationError, match="expected a certificate in .*client.crt"):
+    with pytest.raises(ConfigurationError, match="expected a certificate in .*client"):
         FlareSite(kit, tmp_path)
 
 
@@ -155,7 +155,7 @@ def test_a_server_that_does_not_answer_is_one_line(made: Path, tmp_path: Path) -
 
 def test_a_site_takes_no_other_class_and_no_code(tmp_path: Path) -> None:
     settings = site_settings(tmp_path)
-    assert settings["resources.json"]["class_allow_list"] == [EXECUTOR, LOG_STREAMER]
+    assert settings["resources.json"]["class_allow_list"] == [EXECUTOR]
     assert settings["resources.json"]["class_list_enforcement_mode"] == "enforce"
     for role in PERMISSIONS["permissions"].values():
         assert role["byoc"] == "none"
@@ -211,20 +211,83 @@ def test_messages_there_and_back_and_a_site_that_is_killed_and_comes_again(made:
     assert not [path for path in (tmp_path / "server").rglob("*.key") if not path.is_symlink()]
 
 
-def submitted(server: FlareServer, made: Path, folder: Path, seconds: float = 30) -> str:
-    """Submit another job as the server's administrator could; return how it ended, as FLARE tells it."""
+def ended(server: FlareServer, folder: Path) -> str:
+    """Submit a job as the server's administrator can; return how it has ended."""
     session: Any = server._session
     identifier = session.submit_job(str(folder))
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        status = str(session.get_job_status(identifier))
-        if status.startswith(("FINISHED", "FAILED", "ABANDONED")):
-            return status
+    status = ""
+    while not status.startswith("FINISHED"):
         time.sleep(0.5)
+        status = str(session.get_job_status(identifier))
     return status
 
 
-def edit(path: Path, change: Any) -> None:
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
+def job(folder: Path, component: dict[str, Any]) -> Path:
+    """Write a job that has one more component at the site anna."""
+    write_job(folder, folder / "socket", ["anna"])
+    path = folder / "site/config/config_fed_client.json"
+    config = json.loads(path.read_text())
+    config["components"].append({"id": "own", **component})
+    path.write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_site_runs_no_code_class_or_command_that_a_server_names(made: Path, tmp_path: Path) -> None:
+    """The site refuses four jobs, and serves the right one on."""
+    mark = tmp_path / "mark"
+    coded = job(tmp_path / "coded", {"path": "own.Own", "args": {}})
+    (coded / "site/custom").mkdir()
+    (coded / "site/custom/own.py").write_text(f"open({str(mark)!r}, 'w')\nclass Own:\n    pass\n")
+    command = {"execution_mode": "external_process", "command": f"touch {mark}"}
+    named = {
+        "class": {"path": "nvflare.app_common.np.np_trainer.NPTrainer", "args": {}},
+        "command": {"path": "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor", "args": command},
+        "arguments": {"path": EXECUTOR, "args": command},
+    }
+    with started(made, tmp_path, "anna"), FlareServer(made / "server", tmp_path / "server", ["anna"]) as server:
+        assert received(server, 1) == {"anna": b"welcome of anna"}
+        assert ended(server, coded) == "FINISHED:FAILED_TO_RUN"
+        assert "anna: NVFLARE_ERROR: BYOC not permitted" in (tmp_path / "server/output.txt").read_text()
+        for name, component in named.items():
+            assert ended(server, job(tmp_path / name, component)) == "FINISHED:ABNORMAL"
+        said = (tmp_path / "anna/output.txt").read_text()
+        for name in ("class", "command"):
+            assert f"Component '{named[name]['path']}' at config path 'components.#1' is not in allow_list" in said
+        assert "got an unexpected keyword argument 'execution_mode'" in said
+        assert not mark.exists()
+        server.send("anna", b"12")
+        assert server.receive(60) == ("anna", b"21")
+
+
+def refusal(kit: Path, folder: Path) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        FlareSite(kit, folder, patience=30).__enter__()
+    return str(refused.value)
+
+
+@pytest.mark.slow
+def test_certificates_of_another_authority_and_of_another_site_are_refused(made: Path, tmp_path: Path) -> None:
+    port = server_kit(made / "server").port
+    provision(["anna"], "localhost", tmp_path / "other", port)
+    mixed = copied(made / "anna", tmp_path / "mixed")  # trusts the server, but has the other authority's certificate
+    for name in ("client.crt", "client.key"):
+        (mixed / "startup" / name).write_bytes((tmp_path / "other/anna/startup" / name).read_bytes())
+    with FlareServer(made / "server", tmp_path / "server") as server:
+        where = f"the server at localhost:{port}"
+        said = refusal(tmp_path / "other/anna", tmp_path / "a")
+        assert said.startswith(f"expected {where} to have a certificate of the authority of")
+        assert "\n" not in said
+        said = refusal(mixed, tmp_path / "b")
+        assert said.startswith(f"{where} refuses the certificate in {mixed}")
+        assert "\n" not in said
+
+        program = "nvflare.private.fed.app.client.client_train"  # as FLARE's own, without this package
+        (tmp_path / "c").mkdir()
+        copied(made / "anna", tmp_path / "c/kit")
+        command = [sys.executable, "-m", program, "-m", str(tmp_path / "c/kit"), "-s", "fed_client.json"]
+        command += ["--set", "secure_train=true", "uid=berlin", "org=fl_lightning", "config_folder=config"]
+        with pytest.raises(subprocess.TimeoutExpired):
+            subprocess.run(command, timeout=15, capture_output=True)
+        assert "failed to verify client identity" in (tmp_path / "server/output.txt").read_text()
+        assert not server.sites
