@@ -100,6 +100,13 @@ class FlareSite:
         with self._told():
             self._api.send(to_model(message))
 
+    def _open(self) -> None:
+        try:
+            self._api.init("0")
+        except Exception as error:  # FLARE's, of many kinds
+            self._lost = str(error)
+            self._api.shutdown()
+
     def _watch(self) -> None:
         """End the session when the server is gone, which FLARE's client tries to reach for ever."""
         heard = time.monotonic()
@@ -131,7 +138,8 @@ class FlareSite:
                 with socket.create_connection((self._kit.host, self._kit.port), ANSWER) as plain:
                     plain.settimeout(ANSWER)
                     with context.wrap_socket(plain) as secured, contextlib.suppress(TimeoutError):
-                        secured.recv(1)  # the server's refusal comes after its own certificate
+                        if not secured.recv(1):  # the server's refusal comes after its own certificate
+                            raise ssl.SSLError("closed")
                 return
             except ssl.SSLCertVerificationError as error:
                 raise ConfigurationError(
@@ -155,12 +163,12 @@ class FlareSite:
 
         self._api = CellClientAPI(bootstrap_file=str(profile))
         stack.callback(self._api.shutdown)
-        waits = threading.Thread(target=self._api.init, args=("0",), daemon=True)
+        waits = threading.Thread(target=self._open, daemon=True)
         waits.start()
         while waits.is_alive():
             waits.join(LOOK)
             if not self._child.alive:
                 raise ConfigurationError(f"FLARE's client has ended: see {self._child.log}")
-        self.receive()
+        self.receive()  # the error, if there was one
         stack.callback(self._left.set)
         threading.Thread(target=self._watch, daemon=True).start()
