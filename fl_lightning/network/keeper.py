@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from threading import Event
 
 import psutil
 
@@ -22,10 +23,11 @@ def keep(command: Sequence[str]) -> int:
     """Run a command until it ends, or standard input is closed, as when the starting process dies or wants an end."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.stdin.close())
+    told = Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    while process.poll() is None:
-        if sys.stdin.closed or select.select([sys.stdin], [], [], CHECK)[0]:
+    while process.poll() is None and not told.is_set():
+        if select.select([sys.stdin], [], [], CHECK)[0]:
             break
     end_descendants()
     return process.wait()

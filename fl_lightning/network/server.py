@@ -9,7 +9,8 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,6 +54,7 @@ class FlareServer:
         self._job_of: dict[str, str] = {}  # the job of each of these sites
         self._relays: dict[str, socket.socket] = {}  # by job
         self._here: set[str] = set()  # sites that have sent their first message, and are not gone
+        self._silent: set[str] = set()  # sites that are gone, but go on with their job if they come again
         self._stopping = threading.Event()
         self._submitted: dict[str, str] = {}  # FLARE's names of jobs whose relay is not yet there
         self._new: dict[str, str] = {}  # tokens of the sites without a job, when they were last looked at
@@ -69,6 +71,7 @@ class FlareServer:
             self._listener = stack.enter_context(socket.socket(socket.AF_UNIX))
             self._listener.bind(str(self._own / SOCKET))
             self._listener.listen()
+            stack.callback(self._listener.shutdown, socket.SHUT_RDWR)  # wakes the thread that accepts
             make_workspace(self._kit, self._folder, server_settings(self._own))
             stack.enter_context(logged(self._folder / "foreground.txt"))
             arguments = ["-m", str(self._folder), "-s", "fed_server.json", "--set", "secure_train=true"]
@@ -191,13 +194,18 @@ class FlareServer:
             del self._relays[job]
             for site in [site for site, own in self._job_of.items() if own == job]:
                 self._lose(site)
-                del self._tokens[site], self._job_of[site]
+                self._forget(site)
         end.close()
 
     def _lose(self, site: str) -> None:
         if site in self._here:
             self._here.discard(site)
             self._arrived.put((site, None))
+
+    def _forget(self, site: str) -> None:
+        """Forget a site's job, upon which the site gets another one if it is still connected."""
+        del self._tokens[site], self._job_of[site]
+        self._silent.discard(site)
 
     def _watch(self) -> None:
         """Look for sites that have come, gone or come again, until the end, or an error, which receive raises."""
@@ -218,11 +226,16 @@ class FlareServer:
     def _look(self) -> None:
         """Say which sites are gone, and give a job to those without one."""
         tokens = self._connected()
-        self._check_jobs()
+        self._check_jobs(tokens)
         with self._lock:
             for site, token in self._tokens.items():
                 if tokens.get(site) != token:
+                    if site in self._here:
+                        self._silent.add(site)
                     self._lose(site)
+                elif site in self._silent:
+                    self._silent.discard(site)
+                    self._here.add(site)
             new = {site: token for site, token in tokens.items() if self._tokens.get(site) != token}
         if new != self._new:
             self._new, self._since = new, time.monotonic()
@@ -247,25 +260,35 @@ class FlareServer:
         """Give a job to sites."""
         self._count += 1
         name = f"job-{self._count}"
-        with self._lock:
-            for site, token in tokens.items():
-                self._tokens[site] = token
-                self._job_of[site] = name
-        folder = self._own / name
-        write_job(folder, self._own / SOCKET, sorted(tokens))
-        identifier = self._session.submit_job(str(folder))
-        with self._lock:
-            self._submitted[name] = identifier
+        write_job(self._own / name, self._own / SOCKET, sorted(tokens))
+        with self._lock:  # no relay is heard before
+            self._submitted[name] = self._session.submit_job(str(self._own / name))
+            self._silent -= set(tokens)
+            self._tokens |= tokens
+            self._job_of |= dict.fromkeys(tokens, name)
 
-    def _check_jobs(self) -> None:
-        """Raise an error for a job that FLARE has ended before the relay's first word."""
+    def _check_jobs(self, tokens: Mapping[str, str]) -> None:
+        """See whether FLARE has ended a job before the relay's first word; raise an error if no other job runs."""
         for name, identifier in list(self._submitted.items()):
             if name in self._relays:
                 del self._submitted[name]
                 continue
             status = str(self._session.get_job_status(identifier))
-            if status.startswith(("FAILED", "FINISHED", "ABANDONED")):
-                raise TrainingError(f"FLARE has ended the job ({status})")
+            if not status.startswith(("FAILED", "FINISHED", "ABANDONED")):
+                continue
+            del self._submitted[name]
+            with self._lock:
+                sites = [site for site, own in self._job_of.items() if own == name]
+                left = [site for site in sites if tokens.get(site) != self._tokens[site]]
+                for site in left:
+                    self._forget(site)
+            if left == sites:
+                continue
+            if not self._relays:
+                raise TrainingError(f"FLARE has ended the job of {', '.join(sites)} ({status})")
+            warnings.warn(
+                f"FLARE has ended the job of {', '.join(sites)} ({status}): see {self._child.log}", stacklevel=1
+            )
 
 
 def _check_free(port: int) -> None:

@@ -26,6 +26,7 @@ from fl_lightning.network.site import FlareSite
 pytest.importorskip("nvflare")
 
 SITES = ("anna", "berlin", "cork")
+KEEPER = "fl_lightning.network.keeper"
 ECHO = """
 import sys
 from pathlib import Path
@@ -210,6 +211,44 @@ def test_messages_there_and_back_and_a_site_that_is_killed_and_comes_again(made:
     _, left = psutil.wait_procs(everyone, 30)
     assert not left
     assert not [path for path in (tmp_path / "server").rglob("*.key") if not path.is_symlink()]
+
+
+@pytest.mark.slow
+def test_a_site_that_is_silent_is_told_and_goes_on_when_it_is_heard_again(made: Path, tmp_path: Path) -> None:
+    with (
+        started(made, tmp_path, "anna", "cork") as processes,
+        FlareServer(made / "server", tmp_path / "server", ["anna", "cork"]) as server,
+    ):
+        received(server, 2)
+        site = psutil.Process(processes["anna"].pid)
+        all_of_it = [site, *site.children(recursive=True)]
+        for process in all_of_it:
+            process.suspend()
+        assert server.receive(30) == ("anna", None)
+        assert list(server.sites) == ["cork"]
+        for process in all_of_it:
+            process.resume()
+        limit = time.monotonic() + 30
+        while list(server.sites) != ["anna", "cork"] and time.monotonic() < limit:
+            time.sleep(0.2)
+        server.send("anna", b"12")
+        assert server.receive(60) == ("anna", b"21")
+
+
+@pytest.mark.slow
+def test_sites_of_a_server_that_is_killed_end_with_one_line(made: Path, tmp_path: Path) -> None:
+    with started(made, tmp_path, "anna") as processes:
+        with FlareServer(made / "server", tmp_path / "server", ["anna"]) as server:
+            received(server, 1)
+            for process in psutil.Process().children(recursive=True):
+                command = process.cmdline()
+                if "nvflare.private.fed.app.server.server_train" in command and KEEPER not in command:
+                    process.kill()
+            with pytest.raises(ConfigurationError, match="FLARE's server has ended: see "):
+                server.receive(10)
+        _, said = processes["anna"].communicate(timeout=60)
+    assert said.startswith("anna has lost the server (")
+    assert said.count("\n") == 1
 
 
 def ended(server: FlareServer, folder: Path) -> str:
