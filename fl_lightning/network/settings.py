@@ -14,7 +14,7 @@ TASK = "train"
 HEARTBEAT = 2  # seconds between two signs of life of a site
 SILENCE = 8  # seconds without a sign of life after which a site is gone; FLARE looks every 5 seconds
 PAUSE = 30  # seconds without a sign of life of the process in a site's foreground, after which the site is gone
-FETCH = 0.2  # seconds between two questions of a site for a message
+FETCH = 0.2  # seconds between two questions of a site for a message; each costs CPU time while nothing happens
 
 # What the server's administrator may do at a site: submit and end jobs without code, and look at their state.
 PERMISSIONS = {

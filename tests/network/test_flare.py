@@ -74,6 +74,11 @@ def start(made: Path, folder: Path, name: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
+def receive_on(server: FlareServer) -> None:
+    while True:
+        server.receive(10)
+
+
 def received(server: FlareServer, count: int) -> dict[str, bytes | None]:
     return dict(server.receive(60) for _ in range(count))
 
@@ -245,8 +250,7 @@ def test_sites_of_a_server_that_is_killed_end_with_one_line(made: Path, tmp_path
                 if "nvflare.private.fed.app.server.server_train" in command and KEEPER not in command:
                     process.kill()
             with pytest.raises(ConfigurationError, match="FLARE's server has ended: see "):
-                while True:  # the site's end is told before
-                    server.receive(10)
+                receive_on(server)
         _, said = processes["anna"].communicate(timeout=60)
     assert said.startswith("anna has lost the server (")
     assert said.count("\n") == 1
