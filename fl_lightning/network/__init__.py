@@ -1,0 +1,1 @@
+"""Clients on other machines: NVIDIA FLARE carries the messages, over mutual TLS."""
