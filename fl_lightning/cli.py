@@ -59,6 +59,17 @@ TOPICS = {
             ("reproduce.sweep.arguments", "arguments"),
         ),
     },
+    "Clients on other machines": {
+        "serve": Command(
+            "run the rounds of a config whose clients train at their sites",
+            "network.command",
+            ("network.options", "check"),
+        ),
+        "join": Command("train the client of this site for a server", "network.command", ("network.options", "check")),
+        "keys": Command(
+            "make the certificates of a server and its sites", "network.command", ("network.options", "keys_arguments")
+        ),
+    },
     "Finished runs": {
         "report": Command(
             "write one HTML page about runs", "report.command", ("report.arguments", "report_arguments"), PANDAS

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger
@@ -43,7 +43,7 @@ from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.processes import choose_processes, count_cores
 from fl_lightning.fit.stop_signals import Stopping
 from fl_lightning.lightning_private import started_from_outside
-from fl_lightning.runs.config.resuming import Resumed, changed_settings, check_unchanged, tracked_run
+from fl_lightning.runs.config.resuming import Resumed, affecting, changed_settings, check_unchanged, tracked_run
 from fl_lightning.runs.folder.checkpoints import checkpoint_of, last_of_run
 from fl_lightning.runs.folder.files import CONFIG, NOT_RECORDED, read_mapping
 from fl_lightning.runs.folder.lock import Holds
@@ -93,6 +93,9 @@ class FederatedCLI(LightningCLI):
         holds: the locks of the process, to which that of the run folder is added; None for no lock.
     """
 
+    records = True  # whether a run folder records a fit
+    own_groups: Mapping[str, type] = {}  # classes whose arguments a subclass takes as further groups of options
+
     def __init__(self, args: Sequence[str], holds: Holds | None = None) -> None:
         self.args = args
         self.holds = holds
@@ -133,7 +136,10 @@ class FederatedCLI(LightningCLI):
         for group in ("trainer", "model"):
             parser.add_argument(f"--{group}.help", action=GroupHelp, help=f"Show the options of the {group} and exit.")
         for key, words in KEYS.items():
-            parser.add_argument(f"--{key}", type=Any, help=f"In a config: {words}.")
+            if key not in self.own_groups:
+                parser.add_argument(f"--{key}", type=Any, help=f"In a config: {words}.")
+        for group, options in self.own_groups.items():
+            parser.add_class_arguments(options, group)
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
@@ -228,6 +234,12 @@ class FederatedCLI(LightningCLI):
         check_unchanged(folder, changed, config.resume_changed)
         self.changed = changed if config.resume_changed else None
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of a fit that affect its results, by dotted names."""
+        text = self._parser("fit").dump(self.config["fit"], skip_unset=False)
+        return affecting(read_yaml(CONFIG, text))
+
     @override
     def _set_seed(self) -> None:
         with values_of("seed_everything"):
@@ -250,6 +262,8 @@ class FederatedCLI(LightningCLI):
         may_have_adapters = any(adapters_in(module)) or is_overridden("configure_model", module)
         if may_have_adapters and not any(isinstance(own, AggregationError) for own in callbacks):
             callbacks.append(AggregationError())
+        if not self.records:
+            return super().instantiate_trainer(**kwargs | self._unrecorded(callbacks))
         callbacks = run_callbacks(
             [*callbacks, self.stopping],
             checkpoints=config.enable_checkpointing is not False,
@@ -283,6 +297,10 @@ class FederatedCLI(LightningCLI):
             trainer,
         )
         return super().instantiate_trainer(**kwargs | {"strategy": ForkedStrategy(), "devices": processes})
+
+    def _unrecorded(self, callbacks: Sequence[Callback]) -> dict[str, Any]:
+        """Return the Trainer's arguments for a fit that no run folder records; a subclass of this kind defines it."""
+        raise NotImplementedError
 
     def _may_choose_processes(self, trainer: Trainer) -> bool:
         """Tell whether a run leaves the number of its processes open: a fit on the CPU of one machine."""

@@ -20,11 +20,13 @@ BASE = "base"  # the file or files that a config builds on and overrides: relati
 GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or a list of such grids
 SCALE = "scale"  # smaller versions of an experiment, by their names: see fl_lightning/reproduce/experiments/scale.py
 PAPER = "paper"  # what a paper prints and claims: see fl_lightning/reproduce/experiments/papers.py
+NETWORK = "network"  # the sites of a federation over a network: see fl_lightning/network/command.py
 KEYS = {  # what each says in the help
     BASE: "files that the config builds on, relative to the config or shipped",
     GRID: "the settings that the experiment varies; unused in a single run",
     SCALE: "smaller versions of the experiment; unused in a single run",
     PAPER: "what a paper prints and claims; unused in a single run",
+    NETWORK: "what serve and join need, see fl-lightning serve --help; unused in a run on one machine",
 }
 PARTS = ("trainer", "model", "data")  # the options below the first two are known, those below data depend on its class
 OPTIONS = Path(__file__).with_name("options.yaml")

@@ -13,7 +13,7 @@ from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.sites.messages import pack, unpack
 from fl_lightning.errors import ConfigurationError, TrainingError
 
-WELCOME, START = "welcome", "start"  # kinds of a message; answers for a round have none
+WELCOME, START, READY = "welcome", "start", "ready"  # kinds of a message; answers for a round have none
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,18 @@ def pack_told(told: Welcome | Start) -> bytes:
     return pack({"kind": kind, **asdict(told)}, {})
 
 
-def is_welcome(message: bytes) -> bool:
-    """Tell whether a message of a site is what it says when it comes."""
+def pack_ready() -> bytes:
+    """Write that a site can train from now on."""
+    return pack({"kind": READY}, {})
+
+
+def kind_of(message: bytes) -> str | None:
+    """Return the kind of a message; None for an answer for a round, and for what is no message."""
     try:
-        return unpack(message)[0].get("kind") == WELCOME
+        kind = unpack(message)[0].get("kind")
     except TrainingError:
-        return False
+        return None
+    return None if kind is None else str(kind)
 
 
 def unpack_welcome(message: bytes) -> Welcome:

@@ -160,14 +160,23 @@ def check_incoming(incoming: Incoming, asked: Outgoing) -> Incoming:
         return incoming
     if incoming.result.client != asked.client:
         raise TrainingError(f"expected values of client {asked.client}, got those of client {incoming.result.client}")
-    expected = {"model": asked.params, **_numbered("buffer", asked.buffers)}
-    got = {"model": incoming.model, **_numbered("buffer", incoming.result.buffers)}
+    check_forms(asked.params, asked.buffers, incoming.model, incoming.result.buffers)
+    return incoming
+
+
+def check_forms(params: Tensor, buffers: Buffers, got_params: Tensor, got_buffers: Buffers) -> None:
+    """Refuse a model that has another form than a model (P,) with buffers.
+
+    Raises:
+        TrainingError: a tensor has another shape or dtype.
+    """
+    expected = {"model": params, **_numbered("buffer", buffers)}
+    got = {"model": got_params, **_numbered("buffer", got_buffers)}
     for name, value in expected.items():
         form = _form(value)
         is_open = name != "model" and not value.numel()  # training may fill an empty buffer
         if not is_open and (name not in got or _form(got[name]) != form):
             raise TrainingError(f"expected {name} to be {form}, got {_form(got[name]) if name in got else 'nothing'}")
-    return incoming
 
 
 def _form(value: Tensor) -> str:

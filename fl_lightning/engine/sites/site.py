@@ -15,7 +15,7 @@ from typing_extensions import override
 from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.work import Factors
-from fl_lightning.engine.sites.facts import Start, Welcome, check_alike, pack_told, unpack_start
+from fl_lightning.engine.sites.facts import Start, Welcome, check_alike, pack_ready, pack_told, unpack_start
 from fl_lightning.engine.sites.kept import Kept
 from fl_lightning.engine.sites.messages import Incoming, pack_incoming, unpack_outgoing
 from fl_lightning.engine.states.sent import MARK
@@ -100,6 +100,7 @@ class Site(Callback):
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         server: Any = pl_module
+        self._connection.send(pack_ready())
         while (message := self._connection.receive()) is not None:
             asked = unpack_outgoing(message)
             try:

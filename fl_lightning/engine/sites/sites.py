@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
-from fl_lightning.engine.sites.facts import Facts, Start, Welcome, check_alike, is_welcome, pack_told, unpack_welcome
+from fl_lightning.engine.sites.facts import (
+    READY,
+    WELCOME,
+    Facts,
+    Start,
+    Welcome,
+    check_alike,
+    kind_of,
+    pack_told,
+    unpack_welcome,
+)
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 
@@ -38,8 +48,8 @@ class Carrier(Protocol):
 class Sites:
     """Knows the sites of a federation: the clients of each, what each has told of its data, and which are there.
 
-    A site is there once its welcome fits: it names its own clients, has the server's settings, and, when it comes back,
-    the data that it had. Others are told why they are refused.
+    A site is let in if its welcome fits: it names its own clients, has the server's settings, and, when it comes back,
+    the data that it had. Others are told why they are refused. A site is there once it says that it can train.
 
     Args:
         carrier: carries the messages.
@@ -48,6 +58,7 @@ class Sites:
         deadline: seconds after which a round goes on without those that have not answered; None to wait for all.
         min_clients: number of clients without which no round begins or ends.
         facts: what sites have told in an earlier part of the run, by the client's id, which still holds.
+        say: is called with a line for each site that comes or goes.
 
     Attributes:
         carrier: carries the messages.
@@ -64,6 +75,7 @@ class Sites:
         deadline: float | None = None,
         min_clients: int = 1,
         facts: Mapping[int, Facts] | None = None,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.carrier = carrier
         self.deadline = deadline
@@ -72,7 +84,9 @@ class Sites:
         self._clients = clients
         self._site_of = {client: site for site, own in clients.items() for client in own}
         self._settings = settings or {}
-        self._there: set[str] = set()
+        self._say = say
+        self._let_in: set[str] = set()  # those that may train, and are not gone
+        self._there: set[str] = set()  # those of them that can train
         self._start: bytes | None = None  # what those are told that come, once all are known
 
     def __deepcopy__(self, memo: Any) -> Sites:
@@ -93,12 +107,29 @@ class Sites:
 
     def gather(self) -> None:
         """Wait for all sites; in a run that goes on, for those of ``min_clients`` clients."""
-        while len(self.facts) < len(self._site_of) or self.present(self._site_of) < self.min_clients:
+        while len(self.facts) < len(self._site_of) or self._count(self._let_in) < self.min_clients:
             self.receive(None)
-        start = Start([self.facts[client].size for client in sorted(self.facts)], self._settings)
-        self._start = pack_told(start)
-        for site in sorted(self._there):
-            self.carrier.send(site, self._start)
+        sizes = [self.facts[client].size for client in sorted(self.facts)]
+        self._start = pack_told(Start(sizes, self._settings))
+        for site in sorted(self._let_in):
+            self._tell(site, self._start)
+        while self._let_in - self._there:
+            self.receive(None)
+
+    def _count(self, sites: Collection[str]) -> int:
+        return sum(len(self._clients[site]) for site in sites)
+
+    def _tell(self, site: str, message: bytes) -> None:
+        try:
+            self.carrier.send(site, message)
+        except OSError:
+            self._lose(site)
+
+    def _lose(self, site: str) -> None:
+        if site in self._let_in:
+            self._say(f"{site} is gone")
+        self._let_in.discard(site)
+        self._there.discard(site)
 
     def present(self, clients: Collection[int]) -> int:
         """Count the clients whose sites are there."""
@@ -139,22 +170,28 @@ class Sites:
         try:
             self.carrier.send(site, message)
         except OSError:
-            self._there.discard(site)
+            self._lose(site)
             raise
 
     def receive(self, timeout: float | None) -> tuple[str, bytes | None] | None:
-        """Wait for the next message; returns None if it was the welcome of a site, which has been let in or refused.
+        """Wait for the next message; returns None if a site has said that it comes, or that it can train.
 
         Raises:
             TimeoutError: no message has come in time.
         """
         site, message = self.carrier.receive(timeout)
         if message is None:
-            self._there.discard(site)
-        elif is_welcome(message):
+            self._lose(site)
+            return site, None
+        kind = kind_of(message)
+        if kind == WELCOME:
             self._admit(site, message)
-            return None
-        return site, message
+        elif kind == READY:
+            if site in self._let_in:
+                self._there.add(site)
+        else:
+            return site, message
+        return None
 
     def _admit(self, site: str, message: bytes) -> None:
         """Let a site in, or tell it why not."""
@@ -163,12 +200,15 @@ class Sites:
             self._check(site, welcome)
         except (ConfigurationError, TrainingError) as error:
             warnings.warn(f"site {site} is refused: {error}", stacklevel=2)
-            self.carrier.send(site, pack_told(Start(reason=str(error), settings=self._settings)))
+            self._tell(site, pack_told(Start(settings=self._settings, reason=str(error))))
             return
         self.facts |= {fact.client: fact for fact in welcome.facts}
-        self._there.add(site)
+        self._let_in.add(site)
+        self._there.discard(site)  # until it can train
+        examples = sum(fact.size for fact in welcome.facts)
+        self._say(f"{site} is there: {examples:,} training examples")
         if self._start is not None:
-            self.carrier.send(site, self._start)
+            self._tell(site, self._start)
 
     def _check(self, site: str, welcome: Welcome) -> None:
         """Refuse a site that is not what its certificate says, or has other settings or data than the run."""

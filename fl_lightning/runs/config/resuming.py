@@ -107,8 +107,8 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     Returns:
         The settings that differ, by dotted names, each with its values before and now.
     """
-    old = _affecting(before)
-    new = _affecting(now)
+    old = affecting(before)
+    new = affecting(now)
     changed = {name: [old.get(name), new.get(name)] for name in {**old, **new} if old.get(name) != new.get(name)}
     if CALLBACKS in changed:
         # Shorter than whole configs, but the same for classes of one name from two modules.
@@ -127,7 +127,7 @@ def check_unchanged(folder: Path, changed: Mapping[str, Any], allowed: bool) -> 
         )
 
 
-def _affecting(config: Mapping[str, Any]) -> dict[str, Any]:
+def affecting(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a config that affect the results of a run, by dotted names."""
     config = _with_full_paths(hidden(config))
     acting = []

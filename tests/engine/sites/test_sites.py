@@ -54,7 +54,7 @@ from fl_lightning.callbacks import (
 )
 from fl_lightning.datamodules import Tensors
 from fl_lightning.engine.federation.data import FederatedData
-from fl_lightning.engine.sites.facts import is_welcome
+from fl_lightning.engine.sites.facts import kind_of
 from fl_lightning.engine.sites.messages import pack_incoming, unpack_incoming
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.sites.sockets import SocketConnection
@@ -309,7 +309,7 @@ class Wrong(SocketConnection):
     way = ""
 
     def send(self, message: bytes) -> None:
-        if is_welcome(message):
+        if kind_of(message) is not None:
             super().send(message)
             return
         answer = unpack_incoming(message)

@@ -1,0 +1,246 @@
+"""``fl-lightning serve``, ``join`` and ``keys``: the rounds of a run here, the training of each client at its site."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from typing_extensions import override
+
+from fl_lightning.commands import counted
+from fl_lightning.engine.federation.batches import CPU
+from fl_lightning.engine.rules.callback import FederatedCallback
+from fl_lightning.engine.sites.data import RemoteData, SiteData
+from fl_lightning.engine.sites.facts import Facts, Welcome, sizes_of
+from fl_lightning.engine.sites.site import Site, come
+from fl_lightning.engine.sites.sites import Sites
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.files import whole
+from fl_lightning.fit.allocator import keep_freed_memory
+from fl_lightning.fit.command import FederatedCLI
+from fl_lightning.fit.configs import NETWORK, resolve_configs
+from fl_lightning.fit.own_data import begin_anew
+from fl_lightning.inside import inside
+from fl_lightning.network.kits import check_installed, provision, site_kit
+from fl_lightning.network.options import Network, keys_arguments
+from fl_lightning.network.server import FlareServer
+from fl_lightning.network.site import FlareSite
+from fl_lightning.runs.folder.lock import Holds
+from fl_lightning.seeding import isolated
+
+SITES = "sites.json"  # of a run folder: what the sites have told of their data
+LOGS = "flare"  # of a run folder, or a site's: FLARE's logs
+DRY_RUN = ("--dry_run", "--dry-run")
+
+
+class _NetworkCLI(FederatedCLI):
+    """A FederatedCLI that knows the sites of a federation."""
+
+    own_groups: Mapping[str, type] = {NETWORK: Network}
+
+    @property
+    def network(self) -> Network:
+        """The network's options."""
+        made: Network = self._get(self.config_init, NETWORK)
+        return made
+
+    @property
+    def told_settings(self) -> dict[str, Any]:
+        """What must be the same at the server and at all sites, as both send it."""
+        module = self.model.client
+        forms = [(name, list(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
+        named = {
+            **self.settings,
+            "network.sites": self.network.sites,
+            "network.dealt": self.network.dealt,
+            "the module's parameters and buffers": hashlib.sha256(json.dumps(forms).encode()).hexdigest()[:16],
+            "version of fl-lightning": version("fl-lightning"),
+        }
+        plain: dict[str, Any] = json.loads(json.dumps(named, default=str))
+        return plain
+
+    @override
+    def _may_choose_processes(self, trainer: Trainer) -> bool:
+        return False
+
+
+class ServeCLI(_NetworkCLI):
+    """Runs the rounds here; the clients train at their sites."""
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        network = self.network
+        self._load_own(network)
+        folder = Path(self.folder.log_dir)
+        known = _read_facts(folder, network.sites)
+        with FlareServer(Path(network.kit), folder / LOGS, network.sites) as carrier:
+            sites = Sites(
+                carrier,
+                {site: [client] for client, site in enumerate(network.sites)},
+                self.told_settings,
+                network.deadline,
+                network.min_clients,
+                known,
+                say=lambda line: self._say(line, self.trainer),
+            )
+            self._say(f"waiting for {', '.join(network.sites)}", self.trainer)
+            sites.gather()
+            facts = [sites.facts[client] for client in range(len(network.sites))]
+            _write_facts(folder, network.sites, facts)
+            self.datamodule = RemoteData(self.datamodule, facts, network.sites, loads=network.server_data)
+            self.model.sites = sites
+            super()._run_subcommand(subcommand)
+
+    def _load_own(self, network: Network) -> None:
+        """Fetch the server's own data, if it has any."""
+        if network.server_data:
+            self._load(self.trainer)
+        self.has_fetched = True
+
+
+class JoinCLI(_NetworkCLI):
+    """Trains one client here, for a server elsewhere.
+
+    Args:
+        args: the command line, with configs given as paths.
+        dry: whether to say what would be sent, and to connect nowhere.
+    """
+
+    records = False
+
+    def __init__(self, args: Sequence[str], dry: bool) -> None:
+        self._dry = dry
+        super().__init__(args)
+
+    @override
+    def _unrecorded(self, callbacks: Sequence[Callback]) -> dict[str, Any]:
+        network = self.network
+        self._name = site_kit(Path(network.kit)).name
+        config = self.config["fit"]
+        self._folder = Path(config.trainer.default_root_dir, config.experiment, f"site-{self._name}")
+        return {
+            "callbacks": [callback for callback in callbacks if isinstance(callback, FederatedCallback)],
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "limit_val_batches": 0,
+            "devices": 1,
+            "default_root_dir": str(self._folder),
+        }
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        network = self.network
+        client = network.client_of(self._name)
+        self._load(self.trainer)
+        own = self.datamodule
+        with isolated(CPU):
+            own.prepare_data()
+            own.setup("fit")
+        row = _row_of(client, own.num_clients, network)
+        welcome = Welcome(self._name, [Facts.of(own, client, row)], self.told_settings)
+        if self._dry:
+            print(_would_send(welcome, sum(value.numel() for value in self.model.client.parameters())))
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        print(f"{self._name}: client {client}, {counted(welcome.facts[0].size, 'training example')}", flush=True)
+        with FlareSite(Path(network.kit), self._folder / LOGS) as connection:
+            start = come(connection, welcome)
+            print("the server has let this site in", flush=True)
+            self.datamodule = SiteData(own, {client: row}, sizes_of(start), network.sites)
+            self.trainer.callbacks.append(Site(connection, self._folder / "kept"))  # type: ignore[attr-defined]  # as above
+            super()._run_subcommand(subcommand)
+        print("the server has no more rounds", flush=True)
+
+
+def _row_of(client: int, found: int, network: Network) -> int:
+    """Return the number of a site's client in its own data module."""
+    expected = len(network.sites) if network.dealt else 1
+    if found == expected:
+        return client if network.dealt else 0
+    if network.dealt:
+        raise ConfigurationError(
+            f"expected data of {expected} clients, one for each of network.sites, got {found}: set data.num_clients to "
+            f"{expected}"
+        )
+    raise ConfigurationError(
+        f"expected data of one client, this site's own, got {found} clients: set data.num_clients to 1; or "
+        "network.dealt to true, if every site has the data of all clients and takes its own part"
+    )
+
+
+def _would_send(welcome: Welcome, params: int) -> str:
+    """Say what a site sends."""
+    (facts,) = welcome.facts
+    counts = "no numbers by class" if facts.class_counts is None else f"{list(facts.class_counts)} of them by class"
+    return "\n".join(
+        [
+            f"{welcome.site} would send, and connects nowhere now:",
+            f"- when it comes: its name; {facts.size:,} training examples, {counts}; the classes' names "
+            f"({', '.join(facts.class_names or ()) or 'none'}); a hash of the data ({facts.fingerprint})",
+            f"- and these settings: {json.dumps(welcome.settings)}",
+            f"- in each round: its model or update, {params:,} numbers at most, and the model's buffers; the numbers "
+            "of its examples and steps, its mean training loss, the metrics that the module and the rules log on "
+            "clients, and the vectors that rules send",
+        ]
+    )
+
+
+def _read_facts(folder: Path, sites: Sequence[str]) -> dict[int, Facts]:
+    """Read what the sites have told in an earlier part of a run; empty for a new run.
+
+    Raises:
+        ConfigurationError: the run had other sites.
+    """
+    path = inside(folder, SITES)
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        before, facts = content["sites"], [Facts(**fact) for fact in content["facts"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(f"{path} is damaged ({error}): restore it from a copy, or begin a new run") from None
+    if before != list(sites):
+        raise ConfigurationError(
+            f"expected network.sites to be {before}, as when the run began, got {list(sites)}: a client's number "
+            "belongs to one site"
+        )
+    return {fact.client: fact for fact in facts}
+
+
+def _write_facts(folder: Path, sites: Sequence[str], facts: Sequence[Facts]) -> None:
+    content = {"sites": list(sites), "facts": [asdict(fact) for fact in facts]}
+    with whole(inside(folder, SITES)) as part:
+        part.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def command(args: Sequence[str]) -> int:
+    """Run ``serve …``, ``join …`` or ``keys …``.
+
+    Returns:
+        The exit status: 0, or 128 and the number of the signal that stopped a fit.
+    """
+    if args[0] == "keys":
+        options = keys_arguments(args)
+        provision(options.sites, options.server, Path(options.out), options.port)
+        print(f"kits: {', '.join(str(Path(options.out, name)) for name in ('server', *options.sites))}")
+        return 0
+    check_installed()
+    keep_freed_memory()
+    sys.argv[1:] = args
+    given = begin_anew(resolve_configs(["fit", *(argument for argument in args[1:] if argument not in DRY_RUN)]))
+    if args[0] == "join":
+        torch.set_num_threads(1)
+        JoinCLI(given, dry=bool({*DRY_RUN} & {*args}))
+        return 0
+    with Holds() as holds:
+        cli = ServeCLI(given, holds)
+    return 128 + cli.stopping.stopped_by if cli.stopping.stopped_by else 0

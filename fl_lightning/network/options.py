@@ -1,0 +1,98 @@
+"""What ``serve``, ``join`` and ``keys`` take, and their help."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from fl_lightning.commands import CommandParser
+from fl_lightning.errors import ConfigurationError, check_at_least, check_positive
+from fl_lightning.fit.configs import check_options
+
+SERVE = (
+    "usage: fl-lightning serve --config FILE --network.kit FOLDER [--OPTION VALUE …]\n\nRun the rounds of a federation "
+    "whose clients train at their sites (fl-lightning join): Trainer, rules, loggers\nand checkpoints are here, as in "
+    "fl-lightning fit, whose options hold; --ckpt_path last goes on with the last run."
+)
+JOIN = (
+    "usage: fl-lightning join --config FILE --network.kit FOLDER --data.root FOLDER [--dry_run] [--OPTION VALUE …]\n\n"
+    "Train the client of this site for a server (fl-lightning serve), from this site's own config, data and package.\n"
+    "The options are those of fl-lightning fit; those that affect results must be the server's. --dry_run says what\n"
+    "would be sent, and connects nowhere."
+)
+KEYS = (
+    "Make a kit for the server and one for each site of a federation: certificates of one new authority, by NVIDIA "
+    "FLARE's provisioning. Give each site its own kit alone; with the same --out, sites may be added later."
+)
+
+
+@dataclass
+class Network:
+    """Names the sites of a federation over a network, and says how long its rounds wait.
+
+    Attributes:
+        kit: the kit of the server or of this site, a folder that ``fl-lightning keys`` has made.
+        sites: the names of the sites, as in their certificates, in the order of their clients' numbers 0, 1, …; the
+            same everywhere.
+        deadline: seconds after which a round goes on without the clients that have not answered; they are left out.
+        min_clients: number of clients that must be there for a round to begin, and have answered for it to count.
+        dealt: whether each site has the data of all clients, and takes its own part, as in a rehearsal; otherwise all
+            data of a site are its client's own.
+        server_data: whether the server has data of its own: test and proxy sets. Its training examples are not used.
+    """
+
+    kit: str
+    sites: list[str]
+    deadline: float = 3600.0
+    min_clients: int = 1
+    dealt: bool = False
+    server_data: bool = True
+
+    def __post_init__(self) -> None:
+        check_at_least(1, **{"network.min_clients": self.min_clients})
+        check_positive(**{"network.deadline": self.deadline})
+        if not self.sites or len(set(self.sites)) < len(self.sites):
+            raise ConfigurationError(
+                f"expected network.sites to be the different names of the sites, as in [anna, berlin], got {self.sites}"
+            )
+
+    def client_of(self, site: str) -> int:
+        """Return the number of a site's client.
+
+        Raises:
+            ConfigurationError: there is no such site.
+        """
+        if site not in self.sites:
+            raise ConfigurationError(
+                f"expected the kit of one of the sites {', '.join(self.sites)} (network.sites), got that of {site}"
+            )
+        return self.sites.index(site)
+
+
+def check(args: Sequence[str]) -> None:
+    """Show the help of ``serve`` or ``join``, or refuse what is no option of a command of one run."""
+    if {"-h", "--help"} & {*args}:
+        print(SERVE if args[0] == "serve" else JOIN)
+        print("\nOptions of the network, which a config may have as network: {kit: …, sites: [anna, berlin], …}:")
+        about = str(Network.__doc__).partition("Attributes:")[2]
+        names = {field.name for field in fields(Network)}
+        for line in about.splitlines():
+            name, colon, words = line.strip().partition(": ")
+            starts = colon and name in names
+            if line.strip():
+                print(f"  --network.{name:13}{words}" if starts else f"{'':25}{line.strip()}")
+        raise SystemExit(0)
+    check_options(args)
+
+
+def keys_arguments(args: Sequence[str]) -> Namespace:
+    """Parse ``keys …``."""
+    parser = CommandParser("keys", KEYS)
+    parser.add_argument("--sites", nargs="+", required=True, metavar="NAME", help="names of the sites")
+    parser.add_argument(
+        "--server", required=True, metavar="HOST", help="name or address by which sites reach the server"
+    )
+    parser.add_argument("--port", type=int, default=8002, help="the server's port (default 8002)")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="folder of the kits")
+    return parser.parse_args(args[1:])
