@@ -1,0 +1,133 @@
+"""serve, join and keys: a run over NVIDIA FLARE has the bits of a run here; what is wrong is one line."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from lib.command import process, refused, run
+
+from fl_lightning.network.kits import provision
+
+from .test_flare import SITES, free_port
+
+pytest.importorskip("nvflare")
+
+NAMES = ["--network.sites", "[anna,berlin,cork]"]
+RUN = ["--config", "digits_gh.yaml", "--data.num_clients", "3", "--trainer.max_epochs", "4"]
+DEALT = ["--network.dealt", "true"]
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kits")
+    provision(SITES, "localhost", folder, free_port())
+    return folder
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def joined(kits: Path, *options: str) -> Iterator[list["subprocess.Popen[str]"]]:
+    """Start all sites, each in a process of its own."""
+    processes = []
+    for site in SITES:
+        command = [
+            str(Path(sys.executable).with_name("fl-lightning")),
+            "join",
+            *RUN,
+            *NAMES,
+            "--network.kit",
+            str(kits / site),
+            *options,
+        ]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    try:
+        yield processes
+    finally:
+        for site in processes:
+            site.kill()
+            site.wait()
+
+
+def test_a_run_over_flare_has_the_bits_of_a_run_here(kits: Path, there: Path) -> None:
+    """Three sites over mutual TLS; each takes its own part of the digits."""
+    before = set(psutil.Process().children(recursive=True))
+    with joined(kits, *DEALT) as sites:
+        served = process(*["serve", *RUN, *NAMES, *DEALT, "--network.kit", kits / "server", "--experiment", "served"])
+        assert served.returncode == 0, served.stderr
+        for site in sites:
+            said, _ = site.communicate(timeout=60)
+            assert (site.returncode, said.splitlines()[-1]) == (0, "the server has no more rounds")
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert run("fit", *RUN, "--experiment", "here", "--trainer.devices", "1").status == 0
+    here, over = Path("runs/here/version_0"), Path("runs/served/version_0")
+    assert (over / "metrics.csv").read_bytes() == (here / "metrics.csv").read_bytes()
+    weights = [torch.load(run / "checkpoints/last.ckpt", weights_only=False)["state_dict"] for run in (here, over)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        assert torch.equal(weights[1][name], value), name
+    told = json.loads((over / "sites.json").read_text())
+    assert told["sites"] == list(SITES)
+    assert [facts["client"] for facts in told["facts"]] == [0, 1, 2]
+
+
+def test_a_dry_run_says_what_would_be_sent(kits: Path, there: Path) -> None:
+    said = run("join", *RUN, *NAMES, *DEALT, "--network.kit", kits / "berlin", "--dry_run")
+    assert said.status == 0
+    assert "berlin would send, and connects nowhere now:" in said.out
+    assert "536 training examples, [0, 1, 142, 0, 0, 102, 132, 0, 30, 129] of them by class" in said.out
+    assert "in each round: its model or update, 167,178 numbers at most" in said.out
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([*RUN, *NAMES], r"expected data of one client, this site's own, got 3 clients: set data\.num_cl"),
+        (
+            [*RUN, *NAMES, *DEALT, "--data.num_clients", "4"],
+            "expected data of 3 clients, one for each of network.sites",
+        ),
+        (
+            [*RUN, "--network.sites", "[oslo]"],
+            r"expected the kit of one of the sites oslo \(network\.sites\)",
+        ),
+        ([*RUN, "--network.sites", "[]"], "expected network.sites to be the different names of the sites"),
+        ([*RUN, *NAMES, "--network.deadline", "-1"], "network.deadline must be positive"),
+        ([*RUN, *NAMES, "--network.min_clients", "0"], "network.min_clients must be at least 1"),
+    ],
+)
+def test_what_is_wrong_at_a_site_is_one_line(kits: Path, there: Path, options: list[str], told: str) -> None:
+    message = refused("join", *options, "--network.kit", kits / "anna")
+    assert re.search(told, message), message
+
+
+def test_a_kit_that_is_none_is_one_line(kits: Path, there: Path) -> None:
+    assert "expected a site's kit in nowhere" in refused("join", *RUN, *NAMES, *DEALT, "--network.kit", "nowhere")
+    assert "expected a server's kit in" in refused("serve", *RUN, *NAMES, "--network.kit", kits / "anna")
+
+
+def test_keys_makes_kits(there: Path) -> None:
+    made = run("keys", "--sites", "anna", "berlin", "--server", "localhost", "--out", "kits")
+    assert made.out == "kits: kits/server, kits/anna, kits/berlin\n"
+    assert Path("kits/anna/startup/client.key").is_file()
+
+
+@pytest.mark.parametrize("command", ["serve", "join"])
+def test_the_help_names_the_networks_options(command: str) -> None:
+    said = run(command, "--help")
+    assert said.status == 0
+    assert said.out.startswith(f"usage: fl-lightning {command} ")
+    for option in ("kit", "sites", "deadline", "min_clients", "dealt", "server_data"):
+        assert f"--network.{option} " in said.out
