@@ -19,7 +19,7 @@ from fl_lightning.commands import counted
 from fl_lightning.engine.federation.batches import CPU
 from fl_lightning.engine.rules.callback import FederatedCallback
 from fl_lightning.engine.sites.data import RemoteData, SiteData
-from fl_lightning.engine.sites.facts import Facts, Welcome, sizes_of
+from fl_lightning.engine.sites.facts import OWN_PATH, Facts, Welcome, sizes_of
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.errors import ConfigurationError
@@ -58,7 +58,7 @@ class _NetworkCLI(FederatedCLI):
         module = self.model.client
         forms = [(name, list(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
         named = {
-            **self.settings,
+            **{name: OWN_PATH if _is_place(name, value) else value for name, value in self.settings.items()},
             "network.sites": self.network.sites,
             "network.dealt": self.network.dealt,
             "the module's parameters and buffers": hashlib.sha256(json.dumps(forms).encode()).hexdigest()[:16],
@@ -159,6 +159,11 @@ class JoinCLI(_NetworkCLI):
             self.trainer.callbacks.append(Site(connection, self._folder / "kept"))  # type: ignore[attr-defined]  # as above
             super()._run_subcommand(subcommand)
         print("the server has no more rounds", flush=True)
+
+
+def _is_place(name: str, value: Any) -> bool:
+    """Tell whether a setting says where this machine has its data."""
+    return name.startswith("data.") and isinstance(value, str) and Path(value).exists()
 
 
 def _row_of(client: int, found: int, network: Network) -> int:

@@ -13,6 +13,7 @@ from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.sites.messages import pack, unpack
 from fl_lightning.errors import ConfigurationError, TrainingError
 
+OWN_PATH = "a path of its own"  # stands for a setting that may differ, since it says where a machine has its data
 WELCOME, START, READY = "welcome", "start", "ready"  # kinds of a message; answers for a round have none
 
 
@@ -25,6 +26,7 @@ class Facts:
         size: n_k, the number of training examples.
         class_counts: numbers of training examples by class; None for data without classes.
         class_names: the names of the classes, in the order of their numbers; None where the data module has none.
+        scaling: mean and standard deviation of each channel by which inputs are scaled; None where they are not.
         fingerprint: hash of the site's data, see :func:`data_fingerprint`.
     """
 
@@ -32,6 +34,7 @@ class Facts:
     size: int
     class_counts: Sequence[int] | None
     class_names: Sequence[str] | None
+    scaling: Sequence[Sequence[float]] | None
     fingerprint: str
 
     @classmethod
@@ -41,7 +44,9 @@ class Facts:
         own_counts = None if counts is None else counts[row].tolist()
         names: Any = getattr(data, "class_names", None)
         class_names = None if names is None else [str(name) for name in names]
-        return cls(client, int(data.sizes[row]), own_counts, class_names, data.fingerprint())
+        mean, std = (getattr(data, name, None) for name in ("mean", "std"))
+        scaling = None if mean is None or std is None else [list(mean), list(std)]
+        return cls(client, int(data.sizes[row]), own_counts, class_names, scaling, data.fingerprint())
 
     @property
     def classes(self) -> Sequence[str] | int:
@@ -145,7 +150,11 @@ def check_alike(here: Mapping[str, Any], there: Mapping[str, Any], other: str) -
     Raises:
         ConfigurationError: some settings differ, which the message names.
     """
-    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    names = []
+    for name in {**here, **there}:
+        values = here.get(name), there.get(name)
+        if values[0] != values[1] and OWN_PATH not in values:
+            names.append(name)
     if names:
         texts = [f"{name} ({_short(here.get(name))} here, {_short(there.get(name))} there)" for name in names]
         raise ConfigurationError(

@@ -233,6 +233,12 @@ class Sites:
                         f"site {site} has the classes {fact.classes}, and site {self.site_of(other.client)} "
                         f"{other.classes}: let the data of all sites have the same classes, those without examples too"
                     )
+                if other.scaling != fact.scaling:
+                    raise ConfigurationError(
+                        f"site {site} scales inputs by mean and standard deviation {fact.scaling}, and site "
+                        f"{self.site_of(other.client)} by {other.scaling}: set data.mean and data.std to the same "
+                        "numbers everywhere"
+                    )
 
 
 def seconds_left(end: float | None) -> float | None:

@@ -13,7 +13,16 @@ from lib.at_sites import SITES, sites
 from lib.command import rows
 
 from fl_lightning import ConfigurationError, TrainingError
-from fl_lightning.engine.sites.facts import Facts, Start, Welcome, check_alike, pack_ready, pack_told, unpack_start
+from fl_lightning.engine.sites.facts import (
+    OWN_PATH,
+    Facts,
+    Start,
+    Welcome,
+    check_alike,
+    pack_ready,
+    pack_told,
+    unpack_start,
+)
 from fl_lightning.engine.sites.messages import pack
 from fl_lightning.engine.sites.site import come
 from fl_lightning.engine.sites.sites import Sites
@@ -25,7 +34,9 @@ SETTINGS = {"model.local_epochs": 2, "seed_everything": 1}
 
 
 def facts(client: int, **other: Any) -> Facts:
-    told = Facts(client, size=10 + client, class_counts=[4, 6 + client], class_names=None, fingerprint=f"{client}")
+    told = Facts(
+        client, size=10 + client, class_counts=[4, 6 + client], class_names=None, scaling=None, fingerprint=f"{client}"
+    )
     return replace(told, **other)
 
 
@@ -93,6 +104,11 @@ def other_classes(made: Pairs) -> None:
     made.tell("anna", facts(0, class_counts=[1, 2, 3]))
 
 
+def another_scale(made: Pairs) -> None:
+    made.tell("berlin")
+    made.tell("anna", facts(0, scaling=[[0.5], [0.2]]))
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -102,6 +118,10 @@ def other_classes(made: Pairs) -> None:
         ),
         (another_name, r"expected site anna with the clients \[0\], got berlin with the clients \[0\]"),
         (another_client, r"expected site anna with the clients \[0\], got anna with the clients \[1\]"),
+        (
+            another_scale,
+            r"site anna scales inputs by mean and .* \[\[0\.5\], \[0\.2\]\], and site berlin by None",
+        ),
         (other_classes, r"site anna has the classes 3, and site berlin 2"),
     ],
 )
@@ -125,6 +145,7 @@ def test_a_site_refuses_a_server_with_other_settings() -> None:
 
 def test_settings_that_are_alike_pass() -> None:
     check_alike(SETTINGS, dict(reversed(SETTINGS.items())), "the server")
+    check_alike({**SETTINGS, "data.train": OWN_PATH}, {**SETTINGS, "data.train": "none.csv"}, "the server")
 
 
 def test_a_welcome_that_is_none_is_refused() -> None:
