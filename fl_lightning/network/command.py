@@ -191,10 +191,11 @@ def _would_send(welcome: Welcome, params: int) -> str:
             f"{welcome.site} would send, and connects nowhere now:",
             f"- when it comes: its name; {facts.size:,} training examples, {counts}; the classes' names "
             f"({', '.join(facts.class_names or ()) or 'none'}); a hash of the data ({facts.fingerprint})",
-            f"- and these settings: {json.dumps(welcome.settings)}",
             f"- in each round: its model or update, {params:,} numbers at most, and the model's buffers; the numbers "
             "of its examples and steps, its mean training loss, the metrics that the module and the rules log on "
             "clients, and the vectors that rules send",
+            "- when it comes, these settings, too, which must be the server's:",
+            *(f"    {name}: {json.dumps(value)}" for name, value in welcome.settings.items()),
         ]
     )
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from textwrap import dedent, fill
 
 from fl_lightning.commands import CommandParser
 from fl_lightning.errors import ConfigurationError, check_at_least, check_positive
 from fl_lightning.fit.configs import check_options
 
-SERVE = (
-    "usage: fl-lightning serve --config FILE --network.kit FOLDER [--OPTION VALUE …]\n\nRun the rounds of a federation "
-    "whose clients train at their sites (fl-lightning join): Trainer, rules, loggers\nand checkpoints are here, as in "
-    "fl-lightning fit, whose options hold; --ckpt_path last goes on with the last run."
-)
-JOIN = (
-    "usage: fl-lightning join --config FILE --network.kit FOLDER --data.root FOLDER [--dry_run] [--OPTION VALUE …]\n\n"
-    "Train the client of this site for a server (fl-lightning serve), from this site's own config, data and package.\n"
-    "The options are those of fl-lightning fit; those that affect results must be the server's. --dry_run says what\n"
-    "would be sent, and connects nowhere."
-)
+SERVE = """\
+usage: fl-lightning serve --config FILE --network.kit FOLDER [--OPTION VALUE …]
+
+Run the rounds of a federation whose clients train at their sites, by fl-lightning join. Trainer, rules,
+loggers and checkpoints are here; the options are those of fl-lightning fit. --ckpt_path last goes on
+with the last run."""
+JOIN = """\
+usage: fl-lightning join --config FILE --network.kit FOLDER [--dry_run] [--OPTION VALUE …]
+
+Train the client of this site for a server, from this site's own config, data and package. The options
+are those of fl-lightning fit; those that affect results must be the server's. --dry_run says what would
+be sent, and connects nowhere."""
+WIDTH = 100  # of the help
 KEYS = (
     "Make a kit for the server and one for each site of a federation: certificates of one new authority, by NVIDIA "
     "FLARE's provisioning. Give each site its own kit alone; with the same --out, sites may be added later."
@@ -74,14 +78,11 @@ def check(args: Sequence[str]) -> None:
     """Show the help of ``serve`` or ``join``, or refuse what is no option of a command of one run."""
     if {"-h", "--help"} & {*args}:
         print(SERVE if args[0] == "serve" else JOIN)
-        print("\nOptions of the network, which a config may have as network: {kit: …, sites: [anna, berlin], …}:")
-        about = str(Network.__doc__).partition("Attributes:")[2]
-        names = {field.name for field in fields(Network)}
-        for line in about.splitlines():
-            name, colon, words = line.strip().partition(": ")
-            starts = colon and name in names
-            if line.strip():
-                print(f"  --network.{name:13}{words}" if starts else f"{'':25}{line.strip()}")
+        print("\nThe network, in a config below network:")
+        attributes = dedent(str(Network.__doc__).partition("Attributes:\n")[2])
+        for about in re.split(r"\n(?=\S)", attributes.strip()):
+            name, _, words = " ".join(about.replace("``", "").split()).partition(": ")
+            print(fill(f"{f'  --network.{name}':26}{words.removesuffix('.')}", WIDTH, subsequent_indent=" " * 26))
         raise SystemExit(0)
     check_options(args)
 
