@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
@@ -170,6 +170,10 @@ class FederatedCLI(LightningCLI):
             )
         return parser
 
+    def made(self, option: str) -> Any:
+        """Return what an option of the config stands for."""
+        return self._get(self.config_init, option)
+
     @override
     def _add_instantiators(self) -> None:
         """Do nothing: Lightning would give the data module's arguments to the modules that its constructor makes."""
@@ -329,11 +333,20 @@ class FederatedCLI(LightningCLI):
         self._load(self.trainer)
         if subcommand == "fit" and isinstance(self.trainer.strategy, ForkedStrategy):
             self._load_examples()
-        super()._run_subcommand(subcommand)
+        self.run(lambda: super(FederatedCLI, self)._run_subcommand(subcommand))
+
+    def run(self, command: Callable[[], None]) -> None:
+        """Run the Trainer's command, whose data are there; a subclass may prepare more."""
+        command()
+
+    @property
+    def has_own_data(self) -> bool:
+        """Whether the data module loads data on this machine."""
+        return True
 
     def _load(self, trainer: Trainer) -> None:
         """Fetch missing data, and say what is loaded, once."""
-        if self.has_fetched:
+        if self.has_fetched or not self.has_own_data:
             return
         fetch_missing(self.datamodule)
         if self.subcommand != "data" and self.other_data is None:

@@ -72,8 +72,9 @@ class Parser(LightningArgumentParser):
         ``resume_changed`` is left out, too: a config that kept it would let every later change pass.
         """
         cfg = cfg.clone()
-        for key in (*KEYS, "resume_changed"):
-            cfg.pop(key, None)
+        if "trainer" in cfg:  # not the arguments of a class, which may have these names, too
+            for key in (*KEYS, "resume_changed"):
+                cfg.pop(key, None)
         return str(super().dump(cfg, **{"skip_validation": True} | kwargs))  # the parser has validated the values
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -49,8 +49,8 @@ class _NetworkCLI(FederatedCLI):
     @property
     def network(self) -> Network:
         """The network's options."""
-        made: Network = self._get(self.config_init, NETWORK)
-        return made
+        options: Network = self.made(NETWORK)
+        return options
 
     @property
     def told_settings(self) -> dict[str, Any]:
@@ -75,10 +75,14 @@ class _NetworkCLI(FederatedCLI):
 class ServeCLI(_NetworkCLI):
     """Runs the rounds here; the clients train at their sites."""
 
+    @property
     @override
-    def _run_subcommand(self, subcommand: str) -> None:
+    def has_own_data(self) -> bool:
+        return self.network.server_data
+
+    @override
+    def run(self, command: Callable[[], None]) -> None:
         network = self.network
-        self._load_own(network)
         folder = Path(self.folder.log_dir)
         known = _read_facts(folder, network.sites)
         with FlareServer(Path(network.kit), folder / LOGS, network.sites) as carrier:
@@ -97,13 +101,7 @@ class ServeCLI(_NetworkCLI):
             _write_facts(folder, network.sites, facts)
             self.datamodule = RemoteData(self.datamodule, facts, network.sites, loads=network.server_data)
             self.model.sites = sites
-            super()._run_subcommand(subcommand)
-
-    def _load_own(self, network: Network) -> None:
-        """Fetch the server's own data, if it has any."""
-        if network.server_data:
-            self._load(self.trainer)
-        self.has_fetched = True
+            command()
 
 
 class JoinCLI(_NetworkCLI):
@@ -137,10 +135,9 @@ class JoinCLI(_NetworkCLI):
         }
 
     @override
-    def _run_subcommand(self, subcommand: str) -> None:
+    def run(self, command: Callable[[], None]) -> None:
         network = self.network
         client = network.client_of(self._name)
-        self._load(self.trainer)
         own = self.datamodule
         with isolated(CPU):
             own.prepare_data()
@@ -157,7 +154,7 @@ class JoinCLI(_NetworkCLI):
             print("the server has let this site in", flush=True)
             self.datamodule = SiteData(own, {client: row}, sizes_of(start), network.sites)
             self.trainer.callbacks.append(Site(connection, self._folder / "kept"))  # type: ignore[attr-defined]  # as above
-            super()._run_subcommand(subcommand)
+            command()
         print("the server has no more rounds", flush=True)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -187,9 +187,7 @@ class SiteData(_Placed):
 
 def _reader() -> str | None:
     """Name the class of the callback that is at work; None if there is none."""
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
+    for frame, _ in walk_stack(None):
         acting = frame.f_locals.get("self")
         if isinstance(acting, Callback):
             return type(acting).__name__
