@@ -147,6 +147,8 @@ CHAINS: dict[str, tuple[Chain, dict[str, Any]]] = {
     "FedLAW": (lambda: [FedLAW()], {}),
     "FedGAM": (lambda: [FedGAM()], {}),
     "FedBuff": (lambda: [FedBuff()], {"data": {"participation": 2, "sampler": ArrivalSampler(busy=4, seed=2)}}),
+    "states on disk": (lambda: [Scaffold(), Ditto(0.1)], {"client_states": "disk"}),
+    "bf16-mixed": (lambda: [FedDyn(0.1)], {"precision": "bf16-mixed"}),
     "manual optimization": (list, {"module": lambda: dropping(ByHand)}),
 }
 
