@@ -84,7 +84,8 @@ def measure(asked: Namespace, sites: int, folder: Path) -> None:
     mib = memory / MIB
     print(
         f"{sites} sites: here {here:.2f} s a round, over FLARE {median(over):.2f} s ({min(over):.2f} to "
-        f"{max(over):.2f}), {median(over) - here:+.2f} s; all of it {whole:.0f} s, the machine's memory at most {mib:,.0f} MiB",
+        f"{max(over):.2f}), {median(over) - here:+.2f} s; all of it {whole:.0f} s, "
+        f"the machine's memory at most {mib:,.0f} MiB",
         flush=True,
     )
 

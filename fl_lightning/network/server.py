@@ -113,7 +113,7 @@ class FlareServer:
             put(relay, {"site": site}, message)
 
     def receive(self, timeout: float | None) -> tuple[str, bytes | None]:
-        """Wait for the next message of any site; None of a site that is gone, which is told once.
+        """Wait for the next message of any site; None of a site that is gone, an empty one of one that is heard again.
 
         Raises:
             TimeoutError: no message came within ``timeout`` seconds.
@@ -236,6 +236,7 @@ class FlareServer:
                 elif site in self._silent:
                     self._silent.discard(site)
                     self._here.add(site)
+                    self._arrived.put((site, b""))
             new = {site: token for site, token in tokens.items() if self._tokens.get(site) != token}
         if new != self._new:
             self._new, self._since = new, time.monotonic()

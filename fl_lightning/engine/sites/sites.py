@@ -32,7 +32,10 @@ class Carrier(Protocol):
         """
 
     def receive(self, timeout: float | None) -> tuple[str, bytes | None]:
-        """Wait for the next message; returns the site that has sent it, and None in its place if the site is gone.
+        """Wait for the next message; returns the site that has sent it, and what it says of itself.
+
+        In the place of a message, None says that the site is gone, and an empty one that it was only silent, and is
+        heard again.
 
         Args:
             timeout: largest number of seconds to wait; None for no limit.
@@ -87,6 +90,7 @@ class Sites:
         self._say = say
         self._let_in: set[str] = set()  # those that may train, and are not gone
         self._there: set[str] = set()  # those of them that can train
+        self._silent: set[str] = set()  # those that were there, and may only be silent
         self._start: bytes | None = None  # what those are told that come, once all are known
 
     def __deepcopy__(self, memo: Any) -> Sites:
@@ -113,8 +117,12 @@ class Sites:
         self._start = pack_told(Start(sizes, self._settings))
         for site in sorted(self._let_in):
             self._tell(site, self._start)
+        end = None if self.deadline is None else monotonic() + self.deadline
         while self._let_in - self._there:
-            self.receive(None)
+            try:
+                self.receive(seconds_left(end))
+            except TimeoutError:
+                break
 
     def _count(self, sites: Collection[str]) -> int:
         return sum(len(self._clients[site]) for site in sites)
@@ -128,8 +136,17 @@ class Sites:
     def _lose(self, site: str) -> None:
         if site in self._let_in:
             self._say(f"{site} is gone")
+        if site in self._there:
+            self._silent.add(site)
         self._let_in.discard(site)
         self._there.discard(site)
+
+    def _hear_again(self, site: str) -> None:
+        if site in self._silent:
+            self._say(f"{site} is heard again")
+            self._silent.discard(site)
+            self._let_in.add(site)
+            self._there.add(site)
 
     def present(self, clients: Collection[int]) -> int:
         """Count the clients whose sites are there."""
@@ -174,7 +191,7 @@ class Sites:
             raise
 
     def receive(self, timeout: float | None) -> tuple[str, bytes | None] | None:
-        """Wait for the next message; returns None if a site has said that it comes, or that it can train.
+        """Wait for the next message; returns None if a site has come or come back, or has said that it can train.
 
         Raises:
             TimeoutError: no message has come in time.
@@ -183,6 +200,9 @@ class Sites:
         if message is None:
             self._lose(site)
             return site, None
+        if not message:
+            self._hear_again(site)
+            return None
         kind = kind_of(message)
         if kind == WELCOME:
             self._admit(site, message)
@@ -205,6 +225,7 @@ class Sites:
         self.facts |= {fact.client: fact for fact in welcome.facts}
         self._let_in.add(site)
         self._there.discard(site)  # until it can train
+        self._silent.discard(site)
         examples = sum(fact.size for fact in welcome.facts)
         self._say(f"{site} is there: {examples:,} training examples")
         if self._start is not None:

@@ -179,6 +179,18 @@ def test_a_site_that_comes_back_has_the_data_that_it_had() -> None:
         assert made.sites.missing == []
 
 
+def test_a_site_that_was_only_silent_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pairs() as made:
+        made.all_come()
+        told: list[tuple[str, bytes | None]] = [("anna", None), ("anna", b"")]
+        monkeypatch.setattr(made.carrier, "receive", lambda timeout: told.pop(0))
+        made.sites.receive(0)
+        assert made.sites.missing == ["anna"]
+        made.sites.receive(0)
+        assert made.sites.missing == []
+        assert made.lines[-2:] == ["anna is gone", "anna is heard again"]
+
+
 def test_a_run_that_goes_on_begins_with_those_who_are_there() -> None:
     known = {client: facts(client) for client in range(3)}
     with pairs(facts=known, min_clients=2) as made:
