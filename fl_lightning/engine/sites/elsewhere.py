@@ -113,6 +113,7 @@ class Elsewhere:
             raise TrainingError(f"round {round.number}: the site of client {label} ends the run: {incoming.reason}")
         try:
             check_incoming(incoming, asked)
+            self._check_size(asked.client, incoming)
         except TrainingError as error:
             round.leave_out(asked.client, str(error))
             return
@@ -120,3 +121,11 @@ class Elsewhere:
             round.leave_out(asked.client, incoming.reason)
             return
         round.take(incoming.model[None].to(round.anchor.device), [incoming.result], less=incoming.less)
+
+    def _check_size(self, client: int, incoming: Incoming) -> None:
+        """Refuse a client that has more or fewer examples, and so another weight, than its site has told."""
+        told = int(self._server.data.sizes[client])
+        if incoming.result is not None and incoming.result.num_samples != told:
+            raise TrainingError(
+                f"expected {told:,} training examples, as its site has told, got {incoming.result.num_samples:,}"
+            )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.engine.federation.data import FederatedData
-from fl_lightning.engine.sites.messages import pack, unpack
+from fl_lightning.engine.sites.messages import one_line, pack, unpack
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 OWN_PATH = "a path of its own"  # stands for a setting that may differ, since it says where a machine has its data
@@ -112,10 +112,26 @@ def unpack_welcome(message: bytes) -> Welcome:
     """
     plain = _plain(message, WELCOME)
     try:
-        facts = [Facts(**fact) for fact in plain["facts"]]
+        facts = [_checked(Facts(**fact)) for fact in plain["facts"]]
         return Welcome(str(plain["site"]), facts, dict(plain["settings"]))
     except (KeyError, TypeError, ValueError) as error:
         raise TrainingError(f"expected the welcome of a site, got one that lacks or has too much: {error}") from error
+
+
+def _checked(facts: Facts) -> Facts:
+    """Refuse what are no counts, names and hash.
+
+    Raises:
+        TypeError: they are not.
+    """
+    counts, names = facts.class_counts, facts.class_names
+    if not all(type(count) is int and count >= 0 for count in (facts.client, facts.size, *(counts or ()))):
+        raise TypeError("expected whole numbers from 0 on")
+    if not all(isinstance(name, str) for name in (facts.fingerprint, *(names or ()))):
+        raise TypeError("expected names of classes, and a hash")
+    if not isinstance(counts, list | None) or not isinstance(names, list | None):
+        raise TypeError("expected lists")
+    return facts
 
 
 def unpack_start(message: bytes) -> Start:
@@ -126,7 +142,7 @@ def unpack_start(message: bytes) -> Start:
     """
     plain = _plain(message, START)
     try:
-        return Start([int(size) for size in plain["sizes"]], dict(plain["settings"]), str(plain["reason"]))
+        return Start([int(size) for size in plain["sizes"]], dict(plain["settings"]), one_line(plain["reason"]))
     except (KeyError, TypeError, ValueError) as error:
         raise TrainingError(f"expected a server's start, got one that lacks or has too much: {error}") from error
 

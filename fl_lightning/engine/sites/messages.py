@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.round import Outgoing
+from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import TrainingError
 
 LENGTH = 8  # bytes of the number that says how long the JSON is
+REASON = 500  # largest number of characters of a reason
+METRICS = 1000  # largest number of metrics of a client
+LARGEST = 2**53  # largest whole number of a client's values
 TENSORS = ("buffers", "vectors", "stays")  # attributes of a ClientResult that are not plain
 
 
@@ -60,7 +66,7 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         head = json.loads(message[LENGTH:end])
         tensors = load(message[end:])
-    except (ValueError, SafetensorError) as error:
+    except (ValueError, KeyError, RecursionError, SafetensorError) as error:
         raise TrainingError(f"expected a message of JSON and safetensors, got {len(message)} other bytes") from error
     if not isinstance(head, dict):
         raise TrainingError(f"expected a message that begins with a JSON object, got {type(head).__name__}")
@@ -74,18 +80,30 @@ def pack_outgoing(outgoing: Outgoing) -> bytes:
     for number, key in enumerate(keys):
         tensors |= {f"states/{number}/{name}": value for name, value in outgoing.states[key].items()}
     plain = {name: getattr(outgoing, name) for name in ("client", "number", "factors", "loss_scale")}
-    return pack({**plain, "states": keys, "buffers": len(outgoing.buffers)}, tensors)
+    return pack({**plain, "states": keys, "buffers": _given(outgoing.buffers)}, tensors)
 
 
 def unpack_outgoing(message: bytes) -> Outgoing:
-    """Read what goes out to a client."""
+    """Read what goes out to a client.
+
+    Raises:
+        TrainingError: the message is another one.
+    """
     plain, tensors = unpack(message)
+    try:
+        return _outgoing(plain, tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise TrainingError(f"expected a model for a client, got another message ({_named_error(error)})") from error
+
+
+def _outgoing(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Outgoing:
     states: dict[str, dict[str, Tensor]] = {}
     for number, key in enumerate(plain["states"]):
         states[key] = _named(f"states/{number}/", tensors)
+    client, number = _numbers(plain)
     return Outgoing(
-        client=plain["client"],
-        number=plain["number"],
+        client=client,
+        number=number,
         params=tensors["params"],
         buffers=_from_numbered("buffers", plain["buffers"], tensors),
         factors=plain["factors"],
@@ -101,7 +119,7 @@ def pack_incoming(incoming: Incoming) -> bytes:
     if result is None or incoming.model is None:
         return pack(plain, {})
     plain["result"] = {own.name: getattr(result, own.name) for own in fields(result) if own.name not in TENSORS}
-    plain["buffers"] = len(result.buffers)
+    plain["buffers"] = _given(result.buffers)
     plain["stays"] = list(result.stays)
     tensors = {"model": incoming.model, **_numbered("buffers", result.buffers)}
     tensors |= {f"vectors/{name}": value for name, value in result.vectors.items()}
@@ -119,12 +137,13 @@ def unpack_incoming(message: bytes) -> Incoming:
     try:
         return _incoming(plain, tensors)
     except (KeyError, TypeError, ValueError) as error:
-        raise TrainingError(f"expected an answer for a client, got a message without {error}") from error
+        raise TrainingError(f"expected an answer for a client, got another message ({_named_error(error)})") from error
 
 
 def _incoming(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Incoming:
+    client, number = _numbers(plain)
     if "result" not in plain:
-        return Incoming(plain["client"], plain["number"], reason=plain["reason"], ends=plain["ends"])
+        return Incoming(client, number, reason=one_line(plain["reason"]), ends=plain["ends"] is True)
     scale = plain["result"]["loss_scale"]
     result = replace(
         ClientResult(**plain["result"]),
@@ -135,7 +154,31 @@ def _incoming(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Incomi
         },
         stays={(key, name): tensors[f"stays/{number}"] for number, (key, name) in enumerate(plain["stays"])},
     )
-    return Incoming(plain["client"], plain["number"], result, tensors["model"], plain["less"])
+    return Incoming(client, number, result, tensors["model"], plain["less"] is True)
+
+
+def _numbers(plain: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the numbers of a message's client and round."""
+    client, number = plain["client"], plain["number"]
+    if type(client) is not int or type(number) is not int:
+        raise TypeError(f"client {client!r} of round {number!r}")
+    return client, number
+
+
+def _named_error(error: Exception) -> str:
+    return one_line(f"{type(error).__name__}: {error}")
+
+
+def one_line(text: object) -> str:
+    """Return the text of another machine as one line of printable characters, which a terminal may show."""
+    words = " ".join(str(text).split())
+    printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words[: REASON + 1])
+    return printable if len(printable) <= REASON else f"{printable[:REASON]}…"
+
+
+def _given(values: Buffers) -> list[bool]:
+    """Tell which buffers a message has; the others are None."""
+    return [value is not None for value in values]
 
 
 def _numbered(name: str, values: Buffers) -> dict[str, Tensor]:
@@ -146,22 +189,74 @@ def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _from_numbered(name: str, count: int, tensors: Mapping[str, Tensor]) -> Buffers:
-    return [tensors.get(f"{name}/{number}") for number in range(count)]
+def _from_numbered(name: str, given: Sequence[bool], tensors: Mapping[str, Tensor]) -> Buffers:
+    return [tensors[f"{name}/{number}"] if is_there else None for number, is_there in enumerate(given)]
 
 
 def check_incoming(incoming: Incoming, asked: Outgoing) -> Incoming:
     """Refuse an answer that does not fit what was asked.
 
     Raises:
-        TrainingError: the values are another client's, or a tensor has another shape or dtype.
+        TrainingError: the values are another client's, or none that a client sends, or a tensor has another shape or
+            dtype, or numbers that are not finite.
     """
     if incoming.model is None or incoming.result is None:
         return incoming
     if incoming.result.client != asked.client:
         raise TrainingError(f"expected values of client {asked.client}, got those of client {incoming.result.client}")
+    for name, (words, fits) in FIT.items():
+        value = getattr(incoming.result, name)
+        if not fits(value):
+            raise TrainingError(f"expected {name} to be {words}, got {one_line(repr(value)[:REASON])}")
+    if (incoming.result.loss_scale is None) != (asked.loss_scale is None):
+        raise TrainingError("expected a loss scale from clients of a run with a GradScaler, and from no others")
+    if len(incoming.result.buffers) != len(asked.buffers):
+        raise TrainingError(f"expected {len(asked.buffers)} buffers, got {len(incoming.result.buffers)}")
     check_forms(asked.params, asked.buffers, incoming.model, incoming.result.buffers)
+    for (rule, name), mark in incoming.result.stays.items():
+        if rule not in asked.states or not name.startswith(MARK) or mark.shape or mark.dtype != torch.int64:
+            raise TrainingError(f"expected marks of what stays at the site, got {one_line(f'{name} of {rule}')}")
+    for name, vector in incoming.result.vectors.items():
+        if not vector.isfinite().all():
+            raise TrainingError(f"expected finite numbers, got others in the vector {one_line(name)}")
     return incoming
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) <= LARGEST)
+
+
+def _is_size(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value) and value >= 0
+
+
+def _are(fits: Callable[[Any], bool], values: Any) -> bool:
+    return isinstance(values, dict) and len(values) <= METRICS and all(map(fits, values.values()))
+
+
+# What a client's values are, by their names: the words for them, and how to tell.
+FIT: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "num_samples": ("a number of examples", _is_count),
+    "num_steps": ("a number of steps", _is_count),
+    "loss": ("a number", _is_number),
+    "normalizer": ("a number from 0 on", _is_size),
+    "learning_rate": ("a number from 0 on", _is_size),
+    "upload_bytes": ("a number of bytes or nothing", lambda value: value is None or _is_count(value)),
+    "loss_scale": (
+        "a scale and a count or nothing",
+        lambda value: value is None or (len(value) == 2 and _is_size(value[0]) and _is_count(value[1])),
+    ),
+    "metrics": (f"{METRICS:,} numbers by name at most", lambda values: _are(_is_number, values)),
+    "reductions": ("sum, min or max by name", lambda values: _are(lambda way: way in ("sum", "min", "max"), values)),
+    "shown": (
+        "True or False by name for each metric",
+        lambda values: _are(lambda ways: _are(lambda way: type(way) is bool, ways), values),
+    ),
+}
 
 
 def check_forms(params: Tensor, buffers: Buffers, got_params: Tensor, got_buffers: Buffers) -> None:
