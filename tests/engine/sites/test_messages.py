@@ -138,7 +138,7 @@ def test_another_machines_text_is_one_line_that_a_terminal_may_show() -> None:
     "wrong", [{"size": "9"}, {"size": -1}, {"class_counts": "12"}, {"class_counts": [0.5]}, {"fingerprint": None}]
 )
 def test_facts_that_are_no_counts_are_refused(wrong: dict[str, Any]) -> None:
-    facts = Facts(0, size=9, class_counts=[4, 5], class_names=["a", "b"], fingerprint="f")
+    facts = Facts(0, 9, [4, 5], class_names=["a", "b"], scaling=None, fingerprint="f")
     assert unpack_welcome(pack_told(Welcome("anna", [facts], {}))).facts == [facts]
     with pytest.raises(TrainingError, match="expected the welcome of a site"):
         unpack_welcome(pack_told(Welcome("anna", [replace(facts, **wrong)], {})))
