@@ -145,8 +145,9 @@ class PersonalEvaluation(Monitor):
         here = [client for client in range(data.num_clients) if data.has_examples(client)]
         if here and not self._holds_out(data, here) and not data.domain_batches():
             raise ConfigurationError(
-                f"PersonalEvaluation evaluates on data that clients hold out, but no client of {type(data).__name__} "
-                f"holds data out: {remedy(data, 'held_out_batches(client)', 'held_out', 'test_share')}"
+                "PersonalEvaluation evaluates on data that clients hold out, but no client of "
+                f"{type(data.named).__name__} holds data out: "
+                f"{remedy(data, 'held_out_batches(client)', 'held_out', 'test_share')}"
             )
 
     def _holds_out(self, data: Any, clients: Iterable[int]) -> bool:

@@ -165,7 +165,7 @@ def check_proxy(rules: Sequence[FederatedCallback], data: FederatedData) -> None
     needy = [type(rule).__name__ for rule in rules if rule.needs_proxy]
     if needy and data.proxy_dataloader() is None:
         raise ConfigurationError(
-            f"{', '.join(needy)} learns on a proxy set, but {type(data).__name__} has none: "
+            f"{', '.join(needy)} learns on a proxy set, but {type(data.named).__name__} has none: "
             f"{remedy(data, 'proxy_dataloader()', 'proxy_per_class')}"
         )
 

@@ -126,7 +126,7 @@ def server_kit(folder: Path) -> Kit:
     """
     config = _read(folder, "fed_server.json", "server")
     host, _, port = config["servers"][0]["service"]["target"].rpartition(":")
-    return Kit(folder, *_subject(folder / "startup/server.crt"), host, int(port))
+    return Kit(folder, *_subject(folder, "server"), host, int(port))
 
 
 def site_kit(folder: Path) -> Kit:
@@ -137,7 +137,7 @@ def site_kit(folder: Path) -> Kit:
     """
     config = _read(folder, "fed_client.json", "site")
     host, _, port = config["servers"][0]["service"]["target"].rpartition(":")
-    kit = Kit(folder, *_subject(folder / "startup/client.crt"), host, int(port))
+    kit = Kit(folder, *_subject(folder, "client"), host, int(port))
     named = config["client"].get("fqsn", kit.name).rpartition(".")[2]
     if named != kit.name:
         raise ConfigurationError(f"expected the certificate of site {named} in {folder}, got that of {kit.name}")
@@ -154,7 +154,7 @@ def admin_kit(server: Path) -> Kit:
     for folder in found:
         if (folder / "startup/fed_admin.json").is_file():
             admin = _read(folder, "fed_admin.json", "server")["admin"]
-            return Kit(folder, *_subject(folder / "startup/client.crt"), admin["host"], int(admin["port"]))
+            return Kit(folder, *_subject(folder, "client"), admin["host"], int(admin["port"]))
     raise ConfigurationError(f"expected the kit of an admin in {server / ADMIN} or beside {server}, got none")
 
 
@@ -162,15 +162,23 @@ def _read(folder: Path, name: str, whose: str) -> Any:
     path = folder / "startup" / name
     try:
         return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ConfigurationError(f"expected a {whose}'s kit in {folder}, got no file {path}") from None
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"expected a {whose}'s kit in {folder}, got no {path}: {error}") from error
+        raise ConfigurationError(f"expected a {whose}'s kit in {folder}, got a damaged {path}: {error}") from error
 
 
-def _subject(certificate: Path) -> tuple[str, str]:
-    """Return the name and the organisation in a certificate."""
+def _subject(kit: Path, owner: str) -> tuple[str, str]:
+    """Return the name and the organisation in a kit's certificate, which has a key and an authority."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
+    certificate = kit / f"startup/{owner}.crt"
+    needed = {"certificate": certificate, "key": certificate.with_suffix(".key")}
+    needed["authority's certificate"] = kit / "startup/rootCA.pem"
+    for what, path in needed.items():
+        if not path.is_file():
+            raise ConfigurationError(f"expected the {what} in {path}, got no such file: copy the whole kit")
     try:
         subject = x509.load_pem_x509_certificate(certificate.read_bytes()).subject
     except (OSError, ValueError) as error:

@@ -139,7 +139,7 @@ class FlareSite:
                     plain.settimeout(ANSWER)
                     with context.wrap_socket(plain) as secured, contextlib.suppress(TimeoutError):
                         if not secured.recv(1):  # the server's refusal comes after its own certificate
-                            raise ssl.SSLError("closed")
+                            raise ssl.SSLError(ssl.SSL_ERROR_EOF, "it closes the connection")
                 return
             except ssl.SSLCertVerificationError as error:
                 raise ConfigurationError(
@@ -148,7 +148,8 @@ class FlareSite:
                 ) from error
             except ssl.SSLError as error:
                 raise ConfigurationError(
-                    f"the server at {where} refuses the certificate in {startup}: {error}"
+                    f"the server at {where} refuses the certificate in {startup}, which must be of the authority of "
+                    f"the server's own: {error.strerror or error}"
                 ) from error
             except OSError as error:
                 if time.monotonic() > limit:

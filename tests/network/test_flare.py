@@ -134,9 +134,10 @@ def test_a_kit_without_its_certificate_or_with_another_sites_is_refused(made: Pa
     (kit / "startup/client.crt").write_bytes((made / "berlin/startup/client.crt").read_bytes())
     with pytest.raises(ConfigurationError, match=r"expected the certificate of site anna in .*, got that of berlin"):
         FlareSite(kit, tmp_path)
-    (kit / "startup/client.crt").unlink()
-    with pytest.raises(ConfigurationError, match=r"expected a certificate in .*client\.crt"):
-        FlareSite(kit, tmp_path)
+    for name, what in (("rootCA.pem", "authority's certificate"), ("client.key", "key"), ("client.crt", "certificate")):
+        (kit / "startup" / name).unlink()
+        with pytest.raises(ConfigurationError, match=rf"expected the {what} in \S*{name}, got no such file: copy the"):
+            FlareSite(kit, tmp_path)
 
 
 def test_a_server_without_the_kit_that_submits_jobs_is_refused(made: Path, tmp_path: Path) -> None:

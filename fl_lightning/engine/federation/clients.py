@@ -55,6 +55,11 @@ class ClientData(LightningDataModule):
     #: ``client_batches`` must set this attribute again.
     in_rows: ClassVar[bool] = True
 
+    @property
+    def named(self) -> "ClientData":
+        """The data module that a config names, or a user has written: this one, unless this one stands for another."""
+        return self
+
     def client_label(self, client: int) -> str:
         """Write a client for a message: "3", or "3 (oslo)" for a client with a name."""
         name = str(client if self.client_names is None else self.client_names[client])
@@ -169,6 +174,7 @@ def unchanged(batch: Any) -> Any:
 
 def remedy(data: ClientData, method: str, *options: str) -> str:
     """Say how a data module gets examples that it lacks: by those of some options that it has, or by a method."""
+    data = data.named
     unused = [name for name in options if hasattr(data, name) and not getattr(data, name)]
     ways = [f"set data.{name} (now {getattr(data, name)})" for name in unused]
     return ", or ".join([*ways, f"define {method} in {type(data).__name__} or a subclass"])

@@ -46,6 +46,11 @@ class _Placed(FederatedData):
         self.client_names = own.client_names if names is None else names
         self._take_settings()
 
+    @property
+    @override
+    def named(self) -> FederatedData:
+        return self.own
+
     def _take_settings(self) -> None:
         for name in SETTINGS:
             setattr(self, name, getattr(self.own, name))

@@ -53,7 +53,9 @@ from fl_lightning.callbacks import (
     TrainingEvaluation,
 )
 from fl_lightning.datamodules import Tensors
+from fl_lightning.engine.federation.clients import remedy
 from fl_lightning.engine.federation.data import FederatedData
+from fl_lightning.engine.sites.data import SiteData
 from fl_lightning.engine.sites.facts import kind_of
 from fl_lightning.engine.sites.messages import pack_incoming, unpack_incoming
 from fl_lightning.engine.sites.sites import Sites
@@ -293,6 +295,11 @@ def test_a_start_at_the_server_comes_before_one_at_the_site(tmp_path: Path) -> N
         pytest.raises(ConfigurationError, match="FedBuff starts clients at the server, after IFCA, which needs the"),
     ):
         fitted(chain, sites=apart, **settings)
+
+
+def test_a_message_names_the_data_module_that_its_user_knows() -> None:
+    site = SiteData(tiny_images.data(), {0: 0}, torch.ones(CLIENTS))
+    assert remedy(site, "held_out_batches(client)").endswith("define held_out_batches(client) in Tensors or a subclass")
 
 
 class Seen(Monitor):
