@@ -72,10 +72,11 @@ class Elsewhere:
         for client in clients:
             outgoing = round.outgoing(client)
             try:
-                self._sites.send(client, pack_outgoing(outgoing))
+                self._sites.send(client, pack_outgoing(outgoing, self._sites.known_at(client)))
             except OSError as error:
                 round.leave_out(client, f"its site is gone: {error}")
                 continue
+            self._sites.note_known(client, outgoing.buffers)
             sent[client] = outgoing
         return sent
 
@@ -91,7 +92,7 @@ class Elsewhere:
     def _take(self, round: Round, waiting: dict[int, Outgoing], expected: Sequence[int], message: bytes) -> int | None:
         """Take in the answer of a site for one of the clients of whom an answer is expected; return that client."""
         try:
-            incoming = unpack_incoming(message)
+            incoming = unpack_incoming(message, lambda client: waiting[client].buffers if client in waiting else ())
         except TrainingError as error:
             if not expected:
                 return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.engine.federation.data import FederatedData
-from fl_lightning.engine.sites.messages import one_line, pack, unpack
+from fl_lightning.engine.sites.messages import one_line, pack, unpack_plain
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 OWN_PATH = "a path of its own"  # stands for a setting that may differ, since it says where a machine has its data
@@ -98,7 +98,7 @@ def pack_ready() -> bytes:
 def kind_of(message: bytes) -> str | None:
     """Return the kind of a message; None for an answer for a round, and for what is no message."""
     try:
-        kind = unpack(message)[0].get("kind")
+        kind = unpack_plain(message).get("kind")
     except TrainingError:
         return None
     return None if kind is None else str(kind)
@@ -148,7 +148,7 @@ def unpack_start(message: bytes) -> Start:
 
 
 def _plain(message: bytes, kind: str) -> dict[str, Any]:
-    plain, _ = unpack(message)
+    plain = unpack_plain(message)
     if plain.get("kind") != kind:
         raise TrainingError(f"expected a message of the kind {kind}, got {plain.get('kind', 'an answer for a round')}")
     del plain["kind"]

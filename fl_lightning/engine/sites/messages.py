@@ -22,6 +22,7 @@ from fl_lightning.errors import TrainingError
 LENGTH = 8  # bytes of the number that says how long the JSON is
 REASON = 500  # largest number of characters of a reason
 METRICS = 1000  # largest number of metrics of a client
+NONE, SENT, SAME = range(3)  # what a message has of a buffer: nothing, its value, or that the receiver has its value
 LARGEST = 2**53  # largest whole number of a client's values
 TENSORS = ("buffers", "vectors", "stays")  # attributes of a ClientResult that are not plain
 
@@ -62,41 +63,62 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     Raises:
         TrainingError: the bytes are no such message.
     """
-    end = LENGTH + int.from_bytes(message[:LENGTH], "big")
+    plain = unpack_plain(message)
     try:
-        head = json.loads(message[LENGTH:end])
-        tensors = load(message[end:])
-    except (ValueError, KeyError, RecursionError, SafetensorError) as error:
-        raise TrainingError(f"expected a message of JSON and safetensors, got {len(message)} other bytes") from error
-    if not isinstance(head, dict):
-        raise TrainingError(f"expected a message that begins with a JSON object, got {type(head).__name__}")
-    return head, tensors
+        return plain, load(message[_begin(message) :])
+    except (ValueError, KeyError, SafetensorError) as error:
+        raise _no_message(message) from error
 
 
-def pack_outgoing(outgoing: Outgoing) -> bytes:
-    """Write what goes out to a client."""
-    tensors = {"params": outgoing.params, **_numbered("buffers", outgoing.buffers)}
+def unpack_plain(message: bytes) -> dict[str, Any]:
+    """Read the plain values of a message of :func:`pack` alone.
+
+    Raises:
+        TrainingError: the bytes are no such message.
+    """
+    try:
+        plain = json.loads(message[LENGTH : _begin(message)])
+    except (ValueError, RecursionError) as error:
+        raise _no_message(message) from error
+    if not isinstance(plain, dict):
+        raise TrainingError(f"expected a message that begins with a JSON object, got {type(plain).__name__}")
+    return plain
+
+
+def _begin(message: bytes) -> int:
+    """Return where the tensors of a message begin."""
+    return LENGTH + int.from_bytes(message[:LENGTH], "big")
+
+
+def _no_message(message: bytes) -> TrainingError:
+    return TrainingError(f"expected a message of JSON and safetensors, got {len(message)} other bytes")
+
+
+def pack_outgoing(outgoing: Outgoing, known: Buffers = ()) -> bytes:
+    """Write what goes out to a client, without the buffers that are ``known`` to its site by the last message."""
+    marks = _marks(outgoing.buffers, known)
+    tensors = {"params": outgoing.params, **_marked(outgoing.buffers, marks)}
     keys = list(outgoing.states)
     for number, key in enumerate(keys):
         tensors |= {f"states/{number}/{name}": value for name, value in outgoing.states[key].items()}
     plain = {name: getattr(outgoing, name) for name in ("client", "number", "factors", "loss_scale")}
-    return pack({**plain, "states": keys, "buffers": _given(outgoing.buffers)}, tensors)
+    return pack({**plain, "states": keys, "buffers": marks}, tensors)
 
 
-def unpack_outgoing(message: bytes) -> Outgoing:
-    """Read what goes out to a client.
+def unpack_outgoing(message: bytes, known: Buffers = ()) -> Outgoing:
+    """Read what goes out to a client, and the rest from the ``known`` buffers of the last message.
 
     Raises:
         TrainingError: the message is another one.
     """
     plain, tensors = unpack(message)
     try:
-        return _outgoing(plain, tensors)
+        return _outgoing(plain, tensors, known)
     except (KeyError, TypeError, ValueError) as error:
         raise TrainingError(f"expected a model for a client, got another message ({_named_error(error)})") from error
 
 
-def _outgoing(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Outgoing:
+def _outgoing(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], known: Buffers) -> Outgoing:
     states: dict[str, dict[str, Tensor]] = {}
     for number, key in enumerate(plain["states"]):
         states[key] = _named(f"states/{number}/", tensors)
@@ -105,42 +127,47 @@ def _outgoing(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Outgoi
         client=client,
         number=number,
         params=tensors["params"],
-        buffers=_from_numbered("buffers", plain["buffers"], tensors),
+        buffers=_filled(plain["buffers"], tensors, known),
         factors=plain["factors"],
         loss_scale=None if plain["loss_scale"] is None else tuple(plain["loss_scale"]),
         states=states,
     )
 
 
-def pack_incoming(incoming: Incoming) -> bytes:
-    """Write what comes back for a client."""
+def pack_incoming(incoming: Incoming, known: Buffers = ()) -> bytes:
+    """Write what comes back for a client, without the buffers that are ``known`` to the server, which has sent them."""
     plain = {name: getattr(incoming, name) for name in ("client", "number", "less", "reason", "ends")}
     result = incoming.result
     if result is None or incoming.model is None:
         return pack(plain, {})
     plain["result"] = {own.name: getattr(result, own.name) for own in fields(result) if own.name not in TENSORS}
-    plain["buffers"] = _given(result.buffers)
+    marks = _marks(result.buffers, known)
+    plain["buffers"] = marks
     plain["stays"] = list(result.stays)
-    tensors = {"model": incoming.model, **_numbered("buffers", result.buffers)}
+    tensors = {"model": incoming.model, **_marked(result.buffers, marks)}
     tensors |= {f"vectors/{name}": value for name, value in result.vectors.items()}
     tensors |= _numbered("stays", list(result.stays.values()))
     return pack(plain, tensors)
 
 
-def unpack_incoming(message: bytes) -> Incoming:
+def unpack_incoming(message: bytes, known: Callable[[int], Buffers] = lambda client: ()) -> Incoming:
     """Read what comes back for a client.
+
+    Args:
+        message: the message.
+        known: returns the buffers that have been sent to a client.
 
     Raises:
         TrainingError: the message is another one.
     """
     plain, tensors = unpack(message)
     try:
-        return _incoming(plain, tensors)
+        return _incoming(plain, tensors, known)
     except (KeyError, TypeError, ValueError) as error:
         raise TrainingError(f"expected an answer for a client, got another message ({_named_error(error)})") from error
 
 
-def _incoming(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Incoming:
+def _incoming(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], known: Callable[[int], Buffers]) -> Incoming:
     client, number = _numbers(plain)
     if "result" not in plain:
         return Incoming(client, number, reason=one_line(plain["reason"]), ends=plain["ends"] is True)
@@ -148,7 +175,7 @@ def _incoming(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Incomi
     result = replace(
         ClientResult(**plain["result"]),
         loss_scale=None if scale is None else tuple(scale),
-        buffers=list(_from_numbered("buffers", plain["buffers"], tensors)),
+        buffers=list(_filled(plain["buffers"], tensors, known(client))),
         vectors={
             name.removeprefix("vectors/"): value for name, value in tensors.items() if name.startswith("vectors/")
         },
@@ -176,9 +203,42 @@ def one_line(text: object) -> str:
     return printable if len(printable) <= REASON else f"{printable[:REASON]}…"
 
 
-def _given(values: Buffers) -> list[bool]:
-    """Tell which buffers a message has; the others are None."""
-    return [value is not None for value in values]
+def _marks(values: Buffers, known: Buffers) -> list[int]:
+    """Tell of each buffer what a message has of it, for a receiver that knows others."""
+    marks = [NONE if value is None else SENT for value in values]
+    for place, (value, other) in enumerate(zip(values, known, strict=False)):
+        if value is not None and other is not None and _is_same(value, other):
+            marks[place] = SAME
+    return marks
+
+
+def _is_same(value: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors have the same bits."""
+    if value is other:
+        return True
+    if value.dtype != other.dtype or value.shape != other.shape:
+        return False
+    rows = [tensor.detach().cpu().reshape(-1).view(torch.uint8) for tensor in (value, other)]
+    return torch.equal(*rows)
+
+
+def _marked(values: Buffers, marks: Sequence[int]) -> dict[str, Tensor]:
+    return _numbered("buffers", [value if mark == SENT else None for value, mark in zip(values, marks, strict=True)])
+
+
+def _filled(marks: Sequence[int], tensors: Mapping[str, Tensor], known: Buffers) -> Buffers:
+    """Return the buffers of a message, with those that the receiver knows."""
+    filled: list[Tensor | None] = []
+    for place, mark in enumerate(marks):
+        if mark == SENT:
+            filled.append(tensors[f"buffers/{place}"])
+        elif mark == NONE:
+            filled.append(None)
+        elif mark == SAME and place < len(known):
+            filled.append(known[place])
+        else:
+            raise ValueError(f"buffer {place}, which has not been sent")
+    return filled
 
 
 def _numbered(name: str, values: Buffers) -> dict[str, Tensor]:
@@ -187,10 +247,6 @@ def _numbered(name: str, values: Buffers) -> dict[str, Tensor]:
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _from_numbered(name: str, given: Sequence[bool], tensors: Mapping[str, Tensor]) -> Buffers:
-    return [tensors[f"{name}/{number}"] if is_there else None for number, is_there in enumerate(given)]
 
 
 def check_incoming(incoming: Incoming, asked: Outgoing) -> Incoming:

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning.engine.module.state import ModuleState
+from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.work import Factors
 from fl_lightning.engine.sites.facts import Start, Welcome, check_alike, pack_ready, pack_told, unpack_start
@@ -96,20 +96,22 @@ class Site(Callback):
     def __init__(self, connection: Connection, folder: Path) -> None:
         self._connection = connection
         self._kept = Kept(folder)
+        self._buffers: Buffers = ()  # of the last message
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         server: Any = pl_module
         self._connection.send(pack_ready())
         while (message := self._connection.receive()) is not None:
-            asked = unpack_outgoing(message)
+            asked = unpack_outgoing(message, self._buffers)
+            self._buffers = asked.buffers
             try:
                 answer = self._keep(server.train_at_site(self._with_kept(asked)))
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
                 self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=reason, ends=True)))
                 raise
-            self._connection.send(pack_incoming(answer))
+            self._connection.send(pack_incoming(answer, asked.buffers))
         raise StopIteration  # with which Lightning ends a fit
 
     def _with_kept(self, asked: Outgoing) -> Outgoing:

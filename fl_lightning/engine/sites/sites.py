@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
+from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.sites.facts import (
     READY,
     WELCOME,
@@ -90,6 +91,7 @@ class Sites:
         self._say = say
         self._let_in: set[str] = set()  # those that may train, and are not gone
         self._there: set[str] = set()  # those of them that can train
+        self._known: dict[str, Buffers] = {}  # the buffers that each site was sent last
         self._silent: set[str] = set()  # those that were there, and may only be silent
         self._start: bytes | None = None  # what those are told that come, once all are known
 
@@ -99,6 +101,14 @@ class Sites:
     def site_of(self, client: int) -> str:
         """Return the name of a client's site."""
         return self._site_of[client]
+
+    def known_at(self, client: int) -> Buffers:
+        """Return the buffers that a client's site was sent last; none if it has come since."""
+        return self._known.get(self._site_of[client], ())
+
+    def note_known(self, client: int, buffers: Buffers) -> None:
+        """Note which buffers a client's site has been sent."""
+        self._known[self._site_of[client]] = buffers
 
     def clients_of(self, site: str) -> Sequence[int]:
         """Return the ids of a site's clients; none for a stranger."""
@@ -138,6 +148,7 @@ class Sites:
             self._say(f"{site} is gone")
         if site in self._there:
             self._silent.add(site)
+        self._known.pop(site, None)
         self._let_in.discard(site)
         self._there.discard(site)
 
@@ -225,6 +236,7 @@ class Sites:
         self.facts |= {fact.client: fact for fact in welcome.facts}
         self._let_in.add(site)
         self._there.discard(site)  # until it can train
+        self._known.pop(site, None)
         self._silent.discard(site)
         examples = sum(fact.size for fact in welcome.facts)
         self._say(f"{site} is there: {examples:,} training examples")

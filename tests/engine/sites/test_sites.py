@@ -395,3 +395,41 @@ def test_a_rule_that_raises_ends_the_run(tmp_path: Path) -> None:
     refusal = pytest.raises(TrainingError, match=r"round 2: the site of client 4 ends the run: .*no_such_thing")
     with sites(partial(fitted, lambda: [Failing()], on_bad_update="skip"), CLIENTS, tmp_path) as apart, refusal:
         fitted(lambda: [Failing()], sites=apart, on_bad_update="skip")
+
+
+def frozen() -> LightningModule:
+    """The tiny classifier with 400,000 bytes of weights that do not train."""
+    made: Any = tiny_images.client()
+    still = nn.Linear(1, 100_000, bias=False).requires_grad_(False)
+    made.network.add_module("still", nn.Sequential(nn.Flatten(), nn.Linear(3, 1), still, nn.Linear(100_000, 3)))
+    made.network.still[1].requires_grad_(False)
+    made.network.still[3].requires_grad_(False)
+    return ImageClassifier(made.network, 3, optimizer=lambda params: torch.optim.SGD(params, lr=0.05))
+
+
+def test_frozen_weights_are_sent_once_to_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And never back; the bits are those of a run here."""
+    here = fitted(list, module=frozen)
+    sent: list[tuple[str, int]] = []
+    back: list[int] = []
+    with sites(partial(fitted, list, module=frozen), CLIENTS, tmp_path) as apart:
+        send, receive = apart.carrier.send, apart.carrier.receive
+
+        def counted_send(site: str, message: bytes) -> None:
+            sent.append((site, len(message)))
+            send(site, message)
+
+        def counted_receive(timeout: float | None) -> tuple[str, bytes | None]:
+            site, message = receive(timeout)
+            back.append(len(message or b""))
+            return site, message
+
+        monkeypatch.setattr(apart.carrier, "send", counted_send)
+        monkeypatch.setattr(apart.carrier, "receive", counted_receive)
+        there = fitted(list, sites=apart, module=frozen)
+    for name, value in here.items():
+        assert torch.equal(there[name], value), name
+    large = [site for site, size in sent if size > 400_000]
+    assert sorted(large) == sorted(SITES)
+    assert len(sent) == CLIENTS * ROUNDS
+    assert max(back) < 100_000
