@@ -97,7 +97,7 @@ def unknown_dtype() -> bytes:
     [b"", b"\xff" * 9, framed(b"[]"), framed(b"[" * 1_000_000), framed(b"1" * 6000), framed(b"\xff"), unknown_dtype()],
 )
 def test_bytes_that_are_no_message_are_refused(message: bytes) -> None:
-    with pytest.raises(TrainingError, match="expected a message (of JSON and safetensors|that begins with a JSON object), got "):
+    with pytest.raises(TrainingError, match=r"expected a message (of JSON|that begins)"):
         unpack(message)
 
 
