@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 from fl_lightning.commands import counted
@@ -153,6 +155,7 @@ class JoinCLI(_NetworkCLI):
             start = come(connection, welcome)
             print("the server has let this site in", flush=True)
             self.datamodule = SiteData(own, {client: row}, sizes_of(start), network.sites)
+            self.trainer.callbacks.append(_Stopping())  # type: ignore[attr-defined]  # set outside Trainer.__init__
             self.trainer.callbacks.append(Site(connection, self._folder / "kept"))  # type: ignore[attr-defined]  # as above
             command()
         print("the server has no more rounds", flush=True)
@@ -161,6 +164,19 @@ class JoinCLI(_NetworkCLI):
 def _is_place(name: str, value: Any) -> bool:
     """Tell whether a setting says where this machine has its data."""
     return name.startswith("data.") and isinstance(value, str) and Path(value).exists()
+
+
+class _Stopping(Callback):
+    """Ends a site at once at Ctrl-C (SIGINT) and SIGTERM, at which Lightning would wait for the end of a round."""
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        print("stopped", file=sys.stderr)
+        raise SystemExit(128 + number)
 
 
 def _row_of(client: int, found: int, network: Network) -> int:

@@ -24,6 +24,7 @@ LOOK = 1.0  # seconds between two looks at the sites that are connected
 FAILURES = 10  # looks in a row that may fail
 SOCKET = "socket"  # its path has 108 characters at most
 GATHER = 3.0  # seconds without a further site after which those that are there get their job
+LOG_IN = 5.0  # seconds within which FLARE's server lets this process in, if it is there
 PAUSE = 0.3  # seconds between two looks at an end that is near
 GOODBYE = 10.0  # seconds within which the sites are told of the end
 
@@ -144,7 +145,7 @@ class FlareServer:
 
     def _log_in(self) -> Any:
         """Wait until FLARE's server answers."""
-        from nvflare.fuel.flare_api.flare_api import new_secure_session
+        from nvflare.fuel.flare_api.flare_api import Session
 
         limit = time.monotonic() + self._patience
         while True:
@@ -152,7 +153,13 @@ class FlareServer:
                 raise ConfigurationError(f"FLARE's server has ended at once: see {self._child.log}")
             try:
                 with contextlib.redirect_stdout(io.StringIO()):
-                    return new_secure_session(self._admin.name, str(self._admin.folder), timeout=5.0)
+                    session = Session(self._admin.name, str(self._admin.folder), secure_mode=True)
+                    try:
+                        session.try_connect(LOG_IN)
+                    except BaseException:  # Ctrl-C, too: threads of the session would keep this process alive
+                        session.api.close()
+                        raise
+                return session
             except Exception as error:
                 if time.monotonic() > limit:
                     raise ConfigurationError(

@@ -20,6 +20,7 @@ from fl_lightning.network.processes import Child, logged
 from fl_lightning.network.settings import HEARTBEAT, attach_profile, site_settings
 
 ANSWER = 0.3  # seconds within which the server refuses a certificate
+REFUSALS = 3  # in a row, after which the certificate is to blame
 ALONE = 30.0  # seconds without a connection after which the server is gone
 LOOK = 1.0  # seconds between two looks at FLARE's process while this one waits for the job
 
@@ -133,6 +134,7 @@ class FlareSite:
         context.check_hostname = False  # FLARE checks the name in the certificate
         context.load_cert_chain(startup / "client.crt", startup / "client.key")
         limit = time.monotonic() + self._patience
+        refusals = 0
         while True:
             try:
                 with socket.create_connection((self._kit.host, self._kit.port), ANSWER) as plain:
@@ -147,11 +149,16 @@ class FlareSite:
                     f"got another one: {error.verify_message}"
                 ) from error
             except ssl.SSLError as error:
+                refusals += 1
+                if refusals < REFUSALS:  # a server that starts or ends closes connections, too
+                    time.sleep(LOOK)
+                    continue
                 raise ConfigurationError(
                     f"the server at {where} refuses the certificate in {startup}, which must be of the authority of "
                     f"the server's own: {error.strerror or error}"
                 ) from error
             except OSError as error:
+                refusals = 0
                 if time.monotonic() > limit:
                     raise ConfigurationError(
                         f"no server answered at {where} within {self._patience:g} s: {error}"

@@ -155,6 +155,28 @@ def test_a_port_that_is_taken_is_refused_before_a_process_starts(made: Path, tmp
     assert not psutil.Process().children()
 
 
+def test_ctrl_c_while_flare_starts_ends_the_session(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    class Session:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.api = self
+
+        def try_connect(self, timeout: float) -> None:
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            closed.append(self)
+
+    monkeypatch.setattr("nvflare.fuel.flare_api.flare_api.Session", Session)
+    with pytest.raises(KeyboardInterrupt):
+        FlareServer(made / "server", tmp_path).__enter__()
+    assert closed
+    assert not psutil.Process().children()
+
+
 def test_a_server_that_does_not_answer_is_one_line(made: Path, tmp_path: Path) -> None:
     port = server_kit(made / "server").port
     with pytest.raises(ConfigurationError, match=f"no server answered at localhost:{port} within 0 s"):

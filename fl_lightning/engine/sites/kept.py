@@ -40,6 +40,8 @@ class Kept:
         Raises:
             ConfigurationError: the site has lost the value.
         """
+        if mark.numel() != 1:
+            raise ConfigurationError(f"expected the round of {name} of {rule}, got {mark.numel()} numbers")
         round = int(mark)
         path = self._path(rule, name, round)
         if not path.is_file():
@@ -53,4 +55,5 @@ class Kept:
         return load_file(path)[VALUE]
 
     def _path(self, rule: str, name: str, round: int) -> Path:
-        return self._folder / quote(rule, safe="") / quote(name, safe="") / f"{round}.safetensors"
+        parts = [quote(part, safe="").replace(".", "%2E") for part in (rule, name)]  # no name leads elsewhere
+        return self._folder.joinpath(*parts, f"{round}.safetensors")

@@ -129,7 +129,7 @@ def _outgoing(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], known: Bu
         params=tensors["params"],
         buffers=_filled(plain["buffers"], tensors, known),
         factors=plain["factors"],
-        loss_scale=None if plain["loss_scale"] is None else tuple(plain["loss_scale"]),
+        loss_scale=_loss_scale(plain["loss_scale"]),
         states=states,
     )
 
@@ -171,10 +171,9 @@ def _incoming(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], known: Ca
     client, number = _numbers(plain)
     if "result" not in plain:
         return Incoming(client, number, reason=one_line(plain["reason"]), ends=plain["ends"] is True)
-    scale = plain["result"]["loss_scale"]
     result = replace(
         ClientResult(**plain["result"]),
-        loss_scale=None if scale is None else tuple(scale),
+        loss_scale=_loss_scale(plain["result"]["loss_scale"]),
         buffers=list(_filled(plain["buffers"], tensors, known(client))),
         vectors={
             name.removeprefix("vectors/"): value for name, value in tensors.items() if name.startswith("vectors/")
@@ -190,6 +189,16 @@ def _numbers(plain: Mapping[str, Any]) -> tuple[int, int]:
     if type(client) is not int or type(number) is not int:
         raise TypeError(f"client {client!r} of round {number!r}")
     return client, number
+
+
+def _loss_scale(given: Any) -> tuple[float, int] | None:
+    """Return the scale and the growth tracker of a GradScaler, if there is one."""
+    if given is None:
+        return None
+    scale, tracker = given
+    if not _is_size(scale) or not _is_count(tracker):
+        raise TypeError(f"a loss scale of {scale!r}, {tracker!r}")
+    return scale, tracker
 
 
 def _named_error(error: Exception) -> str:
@@ -302,10 +311,6 @@ FIT: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "normalizer": ("a number from 0 on", _is_size),
     "learning_rate": ("a number from 0 on", _is_size),
     "upload_bytes": ("a number of bytes or nothing", lambda value: value is None or _is_count(value)),
-    "loss_scale": (
-        "a scale and a count or nothing",
-        lambda value: value is None or (len(value) == 2 and _is_size(value[0]) and _is_count(value[1])),
-    ),
     "metrics": (f"{METRICS:,} numbers by name at most", lambda values: _are(_is_number, values)),
     "reductions": ("sum, min or max by name", lambda values: _are(lambda way: way in ("sum", "min", "max"), values)),
     "shown": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from fl_lightning.engine.sites.kept import Kept
 from fl_lightning.engine.sites.messages import Incoming, pack_incoming, unpack_outgoing
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, TrainingError
 
 
 class Outbox:
@@ -105,6 +106,8 @@ class Site(Callback):
         while (message := self._connection.receive()) is not None:
             asked = unpack_outgoing(message, self._buffers)
             self._buffers = asked.buffers
+            if not server.data.has_examples(asked.client):
+                raise TrainingError(f"the server asks for client {asked.client}, whose data are not at this site")
             try:
                 answer = self._keep(server.train_at_site(self._with_kept(asked)))
             except Exception as error:
@@ -112,6 +115,9 @@ class Site(Callback):
                 self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=reason, ends=True)))
                 raise
             self._connection.send(pack_incoming(answer, asked.buffers))
+            if answer.reason:
+                label = server.data.client_label(asked.client)
+                warnings.warn(f"round {asked.number}: client {label} is left out: {answer.reason}", stacklevel=2)
         raise StopIteration  # with which Lightning ends a fit
 
     def _with_kept(self, asked: Outgoing) -> Outgoing:

@@ -67,7 +67,6 @@ def test_there_and_back() -> None:
         {"metrics": {f"{number}": 1.0 for number in range(2000)}},
         {"reductions": {"a": "backward"}},
         {"shown": {"a": 1}},
-        {"loss_scale": (1.0, 2, 3)},
         {"loss_scale": (1.0, 2)},  # the run has no GradScaler
         {"upload_bytes": -1},
         {"buffers": [torch.ones(2)]},
@@ -111,6 +110,7 @@ def test_bytes_that_are_no_message_are_refused(message: bytes) -> None:
         {"buffers": 10**10},
         {"buffers": [True, True]},
         {"stays": [["Ditto", "kept/model"]]},
+        {"result": {**json.loads(json.dumps(vars(RESULT), default=str)), "loss_scale": [1.0, 2, 3]}},
     ],
 )
 def test_a_head_that_is_none_of_an_answer_is_refused(head: dict[str, Any]) -> None:
@@ -119,7 +119,9 @@ def test_a_head_that_is_none_of_an_answer_is_refused(head: dict[str, Any]) -> No
         unpack_incoming(pack(plain | head, tensors))
 
 
-@pytest.mark.parametrize("head", [{"client": None}, {"states": 3}, {"buffers": 10**10}, {"loss_scale": 1}])
+@pytest.mark.parametrize(
+    "head", [{"client": None}, {"states": 3}, {"buffers": 10**10}, {"loss_scale": 1}, {"loss_scale": ["a", 2]}]
+)
 def test_a_site_refuses_what_is_no_model(head: dict[str, Any]) -> None:
     plain, tensors = unpack(pack_outgoing(ASKED))
     assert unpack_outgoing(pack(plain, tensors)).client == 4
