@@ -151,19 +151,20 @@ class Round:
         self.trained += len(results)
         self.tell_failures()
 
-    def leave_out(self, client: int, reason: str, error: Exception | None = None) -> None:
+    def leave_out(self, client: int, reason: str, error: Exception | None = None, speaks: bool = True) -> None:
         """Leave out a client whose training has failed.
 
         Args:
             client: the client's id.
             reason: why, for the message.
             error: the error that the client raised, if any.
+            speaks: whether to tell it.
 
         Raises:
             TrainingError: the policy is to stop the run.
             RuntimeError: the policy is to stop the run, and the user's code raised the error.
         """
-        self._drop(client, reason, error)
+        self._drop(client, reason, error, speaks)
         self.trained += 1
 
     def _drop(self, client: int, reason: str, error: Exception | None = None, speaks: bool = True) -> None:

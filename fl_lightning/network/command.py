@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -24,18 +25,18 @@ from fl_lightning.engine.sites.data import RemoteData, SiteData
 from fl_lightning.engine.sites.facts import OWN_PATH, Facts, Welcome, sizes_of
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, TrainingError
 from fl_lightning.files import whole
 from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import NETWORK, resolve_configs
 from fl_lightning.fit.own_data import begin_anew
 from fl_lightning.inside import inside
-from fl_lightning.network.kits import check_installed, provision, site_kit
+from fl_lightning.network.kits import AUTHORITY, check_installed, provision, site_kit
 from fl_lightning.network.options import Network, keys_arguments
 from fl_lightning.network.server import FlareServer
 from fl_lightning.network.site import FlareSite
-from fl_lightning.runs.folder.lock import Holds
+from fl_lightning.runs.folder.lock import Holds, held
 from fl_lightning.seeding import isolated
 
 SITES = "sites.json"  # of a run folder: what the sites have told of their data
@@ -103,7 +104,13 @@ class ServeCLI(_NetworkCLI):
             _write_facts(folder, network.sites, facts)
             self.datamodule = RemoteData(self.datamodule, facts, network.sites, loads=network.server_data)
             self.model.sites = sites
-            command()
+            try:
+                command()
+            except Exception as error:
+                sites.say_end(f"it ends with an error: {error}")
+                raise
+            if self.stopping.stopped_by:
+                sites.say_end("it was stopped")
 
 
 class JoinCLI(_NetworkCLI):
@@ -151,13 +158,21 @@ class JoinCLI(_NetworkCLI):
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         print(f"{self._name}: client {client}, {counted(welcome.facts[0].size, 'training example')}", flush=True)
-        with FlareSite(Path(network.kit), self._folder / LOGS) as connection:
+        kit = site_kit(Path(network.kit))
+        print(f"waiting for the server at {kit.host}:{kit.port} …", flush=True)
+        with held(self._folder), FlareSite(Path(network.kit), self._folder / LOGS) as connection:
+            print("connected: waiting until all sites are there …", flush=True)
             start = come(connection, welcome)
             print("the server has let this site in", flush=True)
             self.datamodule = SiteData(own, {client: row}, sizes_of(start), network.sites)
             self.trainer.callbacks.append(_Stopping())  # type: ignore[attr-defined]  # set outside Trainer.__init__
-            self.trainer.callbacks.append(Site(connection, self._folder / "kept"))  # type: ignore[attr-defined]  # as above
+            site = Site(connection, self._folder / "kept", say=partial(print, flush=True))
+            self.trainer.callbacks.append(site)  # type: ignore[attr-defined]  # as above
             command()
+        if site.reason:
+            raise TrainingError(
+                f"the server has ended before the last round: {site.reason}: join again when it goes on"
+            )
         print("the server has no more rounds", flush=True)
 
 
@@ -204,11 +219,12 @@ def _would_send(welcome: Welcome, params: int) -> str:
             f"{welcome.site} would send, and connects nowhere now:",
             f"- when it comes: its name; {facts.size:,} training examples, {counts}; the classes' names "
             f"({', '.join(facts.class_names or ()) or 'none'}); a hash of the data ({facts.fingerprint})",
+            f"- mean and standard deviation by which inputs are scaled, which must be those of all sites: {facts.scaling}",
             f"- in each round: its model or update, {params:,} numbers at most, and the model's buffers; the numbers "
             "of its examples and steps, its mean training loss, the metrics that the module and the rules log on "
             "clients, and the vectors that rules send",
-            "- when it comes, these settings, too, which must be the server's:",
-            *(f"    {name}: {json.dumps(value)}" for name, value in welcome.settings.items()),
+            "- when it comes, these settings, too, which must be the server's (and those that are null or false):",
+            *(f"    {name}: {json.dumps(value)}" for name, value in welcome.settings.items() if value),
         ]
     )
 
@@ -251,6 +267,7 @@ def command(args: Sequence[str]) -> int:
         options = keys_arguments(args)
         provision(options.sites, options.server, Path(options.out), options.port)
         print(f"kits: {', '.join(str(Path(options.out, name)) for name in ('server', *options.sites))}")
+        print(f"keep {Path(options.out, AUTHORITY)} to yourself: it makes further certificates")
         return 0
     check_installed()
     keep_freed_memory()

@@ -33,6 +33,7 @@ class Elsewhere:
         self._server = server
         self._sites = sites
         self.group_size = server.data.largest_cohort  # all sites train at the same time
+        self._absent: set[int] = set()  # clients whose sites are gone, as has been told
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Have clients trained; each is taken in, or left out, when its site has answered."""
@@ -58,7 +59,8 @@ class Elsewhere:
             if message is None:
                 for client in expected:
                     del waiting[client]
-                    round.leave_out(client, "its site is gone")
+                    round.leave_out(client, "its site is gone, and it stays away until the site comes back")
+                    self._absent.add(client)
                 continue
             answered = self._take(round, waiting, expected, message)
             if answered is not None:
@@ -74,8 +76,10 @@ class Elsewhere:
             try:
                 self._sites.send(client, pack_outgoing(outgoing, self._sites.known_at(client)))
             except OSError as error:
-                round.leave_out(client, f"its site is gone: {error}")
+                round.leave_out(client, f"its site is gone: {error}", speaks=client not in self._absent)
+                self._absent.add(client)
                 continue
+            self._absent.discard(client)
             self._sites.note_known(client, outgoing.buffers)
             sent[client] = outgoing
         return sent

@@ -14,7 +14,7 @@ from fl_lightning.engine.sites.messages import one_line, pack, unpack_plain
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 OWN_PATH = "a path of its own"  # stands for a setting that may differ, since it says where a machine has its data
-WELCOME, START, READY = "welcome", "start", "ready"  # kinds of a message; answers for a round have none
+WELCOME, START, READY, END = "welcome", "start", "ready", "end"  # kinds of a message; answers for a round have none
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,16 @@ def pack_told(told: Welcome | Start) -> bytes:
 def pack_ready() -> bytes:
     """Write that a site can train from now on."""
     return pack({"kind": READY}, {})
+
+
+def pack_end(reason: str) -> bytes:
+    """Write that the server ends before its last round, and why."""
+    return pack({"kind": END, "reason": reason}, {})
+
+
+def unpack_end(message: bytes) -> str:
+    """Read why the server ends before its last round."""
+    return one_line(_plain(message, END).get("reason"))
 
 
 def kind_of(message: bytes) -> str | None:

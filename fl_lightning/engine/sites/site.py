@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +16,17 @@ from typing_extensions import override
 from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.work import Factors
-from fl_lightning.engine.sites.facts import Start, Welcome, check_alike, pack_ready, pack_told, unpack_start
+from fl_lightning.engine.sites.facts import (
+    END,
+    Start,
+    Welcome,
+    check_alike,
+    kind_of,
+    pack_ready,
+    pack_told,
+    unpack_end,
+    unpack_start,
+)
 from fl_lightning.engine.sites.kept import Kept
 from fl_lightning.engine.sites.messages import Incoming, pack_incoming, unpack_outgoing
 from fl_lightning.engine.states.sent import MARK
@@ -92,9 +102,15 @@ class Site(Callback):
     Args:
         connection: carries the messages; the server has let the site in (:func:`come`).
         folder: the site's own folder, of what stays here.
+        say: is called with a line for each client that has trained.
+
+    Attributes:
+        reason: why the server has ended before its last round; empty if it has not.
     """
 
-    def __init__(self, connection: Connection, folder: Path) -> None:
+    def __init__(self, connection: Connection, folder: Path, say: Callable[[str], None] = lambda line: None) -> None:
+        self.reason = ""
+        self._say = say
         self._connection = connection
         self._kept = Kept(folder)
         self._buffers: Buffers = ()  # of the last message
@@ -104,6 +120,10 @@ class Site(Callback):
         server: Any = pl_module
         self._connection.send(pack_ready())
         while (message := self._connection.receive()) is not None:
+            if kind_of(message) == END:
+                self.reason = unpack_end(message)
+                self._connection.send(pack_ready())  # each message has an answer
+                continue
             asked = unpack_outgoing(message, self._buffers)
             self._buffers = asked.buffers
             if not server.data.has_examples(asked.client):
@@ -115,6 +135,8 @@ class Site(Callback):
                 self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=reason, ends=True)))
                 raise
             self._connection.send(pack_incoming(answer, asked.buffers))
+            if answer.result is not None:
+                self._say(f"round {asked.number}: trained, train/loss {answer.result.loss:.4f}")
             if answer.reason:
                 label = server.data.client_label(asked.client)
                 warnings.warn(f"round {asked.number}: client {label} is left out: {answer.reason}", stacklevel=2)

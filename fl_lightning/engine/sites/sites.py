@@ -16,6 +16,7 @@ from fl_lightning.engine.sites.facts import (
     Welcome,
     check_alike,
     kind_of,
+    pack_end,
     pack_told,
     unpack_welcome,
 )
@@ -158,6 +159,11 @@ class Sites:
             self._silent.discard(site)
             self._let_in.add(site)
             self._there.add(site)
+
+    def say_end(self, reason: str) -> None:
+        """Tell the sites that the run ends before its last round, and why."""
+        for site in sorted(self._let_in):
+            self._tell(site, pack_end(reason))
 
     def present(self, clients: Collection[int]) -> int:
         """Count the clients whose sites are there."""
