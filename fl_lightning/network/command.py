@@ -170,9 +170,7 @@ class JoinCLI(_NetworkCLI):
             self.trainer.callbacks.append(site)  # type: ignore[attr-defined]  # as above
             command()
         if site.reason:
-            raise TrainingError(
-                f"the server has ended before the last round: {site.reason}: join again when it goes on"
-            )
+            raise TrainingError(f"the server has ended before its last round ({site.reason}): join again to go on")
         print("the server has no more rounds", flush=True)
 
 
@@ -219,7 +217,7 @@ def _would_send(welcome: Welcome, params: int) -> str:
             f"{welcome.site} would send, and connects nowhere now:",
             f"- when it comes: its name; {facts.size:,} training examples, {counts}; the classes' names "
             f"({', '.join(facts.class_names or ()) or 'none'}); a hash of the data ({facts.fingerprint})",
-            f"- mean and standard deviation by which inputs are scaled, which must be those of all sites: {facts.scaling}",
+            f"- mean and standard deviation that scale inputs, which must be those of all sites: {facts.scaling}",
             f"- in each round: its model or update, {params:,} numbers at most, and the model's buffers; the numbers "
             "of its examples and steps, its mean training loss, the metrics that the module and the rules log on "
             "clients, and the vectors that rules send",

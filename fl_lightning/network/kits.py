@@ -115,6 +115,7 @@ def provision(sites: Sequence[str], server_host: str, out: Path, port: int = 800
     for made_as, name in [(server_host, "server"), *zip(sites, sites, strict=True)]:
         if not (out / name).exists():
             (results / made_as).rename(out / name)
+            (out / name / "readme.txt").unlink(missing_ok=True)  # which tells of FLARE's own commands
     shutil.rmtree(results)
 
 
