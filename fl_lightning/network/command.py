@@ -18,8 +18,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 from fl_lightning.commands import counted
+from fl_lightning.engine.checks import check_at_sites
 from fl_lightning.engine.federation.batches import CPU
-from fl_lightning.engine.rules.callback import FederatedCallback
+from fl_lightning.engine.rules.callback import FederatedCallback, federated
 from fl_lightning.engine.sites.data import RemoteData, SiteData
 from fl_lightning.engine.sites.facts import Facts, Welcome, sizes_of
 from fl_lightning.engine.sites.site import Site, come
@@ -80,6 +81,8 @@ class ServeCLI(_NetworkCLI):
     @override
     def _run_subcommand(self, subcommand: str) -> None:
         network = self.network
+        own: Any = self.trainer
+        check_at_sites(federated(own), own.world_size, self.model.clients_at_once)  # before sites are waited for
         self._load_own(network)
         folder = Path(self.folder.log_dir)
         known = _read_facts(folder, network.sites)
