@@ -19,8 +19,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
 from fl_lightning.commands import counted
+from fl_lightning.engine.checks import check_at_sites
 from fl_lightning.engine.federation.batches import CPU
-from fl_lightning.engine.rules.callback import FederatedCallback
+from fl_lightning.engine.rules.callback import FederatedCallback, federated
 from fl_lightning.engine.sites.data import RemoteData, SiteData
 from fl_lightning.engine.sites.facts import OWN_PATH, Facts, Welcome, sizes_of
 from fl_lightning.engine.sites.site import Site, come
@@ -86,6 +87,9 @@ class ServeCLI(_NetworkCLI):
     @override
     def run(self, command: Callable[[], None]) -> None:
         network = self.network
+        trainer = self.trainer
+        # What cannot be at sites is refused before these are waited for.
+        check_at_sites(federated(trainer), trainer.world_size, self.model.clients_at_once)
         folder = Path(self.folder.log_dir)
         known = _read_facts(folder, network.sites)
         with FlareServer(Path(network.kit), folder / LOGS, network.sites) as carrier:

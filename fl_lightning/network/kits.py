@@ -18,6 +18,7 @@ from fl_lightning.errors import ConfigurationError
 PROJECT = "fl-lightning"
 ORGANISATION = "fl_lightning"
 ADMIN = "admin"  # folder of the kit that submits the job, in the server's kit
+LAST_PORT = 65535
 AUTHORITY = "authority"  # folder with the key that signs certificates
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 BUILDERS: tuple[tuple[str, dict[str, str]], ...] = (
@@ -75,9 +76,12 @@ def provision(sites: Sequence[str], server_host: str, out: Path, port: int = 800
         port: the server's port.
 
     Raises:
-        ConfigurationError: FLARE is not installed, or a name is taken twice, or none that FLARE takes.
+        ConfigurationError: FLARE is not installed, or a name is taken twice, or none that FLARE takes, or there
+            is no such port.
     """
     check_installed()
+    if not 0 < port <= LAST_PORT:
+        raise ConfigurationError(f"expected a port from 1 to {LAST_PORT}, got {port}")
     taken = {"server", ADMIN, AUTHORITY}
     for site in sites:
         if not NAME.fullmatch(site) or site in taken:

@@ -60,6 +60,11 @@ class Network:
             raise ConfigurationError(
                 f"expected network.sites to be the different names of the sites, as in [anna, berlin], got {self.sites}"
             )
+        if self.min_clients > len(self.sites):
+            raise ConfigurationError(
+                f"expected network.min_clients to be {len(self.sites)} at most, one client for each of network.sites, "
+                f"got {self.min_clients}"
+            )
 
     def client_of(self, site: str) -> int:
         """Return the number of a site's client.

@@ -107,6 +107,13 @@ def test_names_that_no_kit_can_have_are_refused(tmp_path: Path, names: list[str]
     assert not (tmp_path / "kits").exists()
 
 
+@pytest.mark.parametrize("port", [0, 99_999])
+def test_a_port_that_no_machine_has_is_refused(tmp_path: Path, port: int) -> None:
+    with pytest.raises(ConfigurationError, match="expected a port from 1 to 65535, got"):
+        provision(["anna"], "localhost", tmp_path / "kits", port)
+    assert not (tmp_path / "kits").exists()
+
+
 def test_flare_that_is_not_installed_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kits, "find_spec", lambda name: None)
     for make in (lambda: FlareSite(tmp_path, tmp_path), lambda: FlareServer(tmp_path, tmp_path)):

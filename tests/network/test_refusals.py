@@ -1,0 +1,35 @@
+"""What serve refuses before it waits for a site."""
+
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.cli import main
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.network.options import Network
+
+pytest.importorskip("nvflare")
+
+
+def test_more_clients_than_sites_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"expected network\.min_clients to be 2 at most, .*, got 9"):
+        Network("kit", ["anna", "berlin"], min_clients=9)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("--model.clients_at_once 4", "expected model.clients_at_once to be 1 where clients train at sites"),
+        ("--trainer.devices 2", "expected one device at the server"),
+        ("--trainer.callbacks+=TrainingEvaluation", "TrainingEvaluation"),
+    ],
+)
+def test_what_needs_one_machine_is_refused_at_once(
+    options: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = "serve --config digits_gh.yaml --network.kit no_kit --network.sites [anna,berlin] --data.num_clients 2"
+    assert main([*arguments.split(), *options.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"fl-lightning: error: {told}")
+    assert said.count("\n") == 1
