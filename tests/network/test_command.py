@@ -88,6 +88,7 @@ def test_a_dry_run_says_what_would_be_sent(kits: Path, there: Path) -> None:
     assert "berlin would send, and connects nowhere now:" in said.out
     assert "536 training examples, [0, 1, 142, 0, 0, 102, 132, 0, 30, 129] of them by class" in said.out
     assert "in each round: its model or update, 167,178 numbers at most" in said.out
+    assert 'model.client.network: "fl_lightning.models.mlp.TwoNN"' in said.out
     assert not Path("runs").exists()
 
 
