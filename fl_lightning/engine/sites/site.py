@@ -31,7 +31,7 @@ from fl_lightning.engine.sites.kept import Kept
 from fl_lightning.engine.sites.messages import Incoming, pack_incoming, unpack_outgoing
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
-from fl_lightning.errors import ConfigurationError, TrainingError
+from fl_lightning.errors import ConfigurationError, TrainingError, is_exhaustion
 
 
 class Outbox:
@@ -132,7 +132,8 @@ class Site(Callback):
                 answer = self._keep(server.train_at_site(self._with_kept(asked)))
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=reason, ends=True)))
+                ends = not is_exhaustion(error)  # what this machine lacks ends this site alone
+                self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=reason, ends=ends)))
                 raise
             self._connection.send(pack_incoming(answer, asked.buffers))
             if answer.result is not None:

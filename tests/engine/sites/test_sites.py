@@ -1,5 +1,6 @@
 """Clients that train in other processes, which sockets connect: the same bits as here, and what a site does wrong."""
 
+import errno
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -395,6 +396,23 @@ def test_a_rule_that_raises_ends_the_run(tmp_path: Path) -> None:
     refusal = pytest.raises(TrainingError, match=r"round 2: the site of client 4 ends the run: .*no_such_thing")
     with sites(partial(fitted, lambda: [Failing()], on_bad_update="skip"), CLIENTS, tmp_path) as apart, refusal:
         fitted(lambda: [Failing()], sites=apart, on_bad_update="skip")
+
+
+class Full(FederatedCallback):
+    """Finds no space on the disk where client 4 trains in round 2."""
+
+    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+        if (run.client, run.round) == (4, 2):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_ends_its_site_alone(tmp_path: Path) -> None:
+    seen = Seen()
+    settings: dict[str, Any] = {"on_bad_update": "skip"}
+    apart = sites(partial(fitted, lambda: [Full()], **settings), CLIENTS, tmp_path)
+    with apart as known, pytest.warns(UserWarning, match="client 4 is left out: OSError: .*No space left"):
+        fitted(lambda: [Full(), seen], sites=known, **settings)
+    assert seen.cohorts == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 5], [0, 2, 3, 5]]
 
 
 def frozen() -> LightningModule:
