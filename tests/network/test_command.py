@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from lib.command import process, refused, run
 
 from fl_lightning.network.kits import provision
 
-from .test_flare import SITES, free_port
+from .test_flare import SITES, flares, free_port
 
 pytest.importorskip("nvflare")
 
@@ -62,14 +61,13 @@ def joined(kits: Path, *options: str) -> Iterator[list["subprocess.Popen[str]"]]
 
 def test_a_run_over_flare_has_the_bits_of_a_run_here(kits: Path, there: Path) -> None:
     """Three sites over mutual TLS; each takes its own part of the digits."""
-    before = set(psutil.Process().children(recursive=True))
     with joined(kits, *DEALT) as sites:
         served = process(*["serve", *RUN, *NAMES, *DEALT, "--network.kit", kits / "server", "--experiment", "served"])
         assert served.returncode == 0, served.stderr
         for site in sites:
             said, _ = site.communicate(timeout=60)
             assert (site.returncode, said.splitlines()[-1]) == (0, "the server has no more rounds")
-    assert set(psutil.Process().children(recursive=True)) <= before
+    assert not flares()
     assert run("fit", *RUN, "--experiment", "here", "--trainer.devices", "1").status == 0
     here, over = Path("runs/here/version_0"), Path("runs/served/version_0")
     assert (over / "metrics.csv").read_bytes() == (here / "metrics.csv").read_bytes()

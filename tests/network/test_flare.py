@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,18 @@ def started(made: Path, folder: Path, *names: str) -> Iterator[dict[str, "subpro
 def start(made: Path, folder: Path, name: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", ECHO, str(made / name), str(folder / name)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def flares() -> list[psutil.Process]:
+    """This process's children that run FLARE's programs, and what they have started."""
+    children = psutil.Process().children()
+    return [child for keeper in children if KEEPER in keeper.cmdline() for child in (keeper, *keeper.children(True))]
+
+
+def descendants(sites: Iterable["subprocess.Popen[str]"]) -> list[psutil.Process]:
+    """All processes of a federation but this one."""
+    own = [psutil.Process(site.pid) for site in sites]
+    return [*flares(), *own, *(child for site in own for child in site.children(recursive=True))]
 
 
 def receive_on(server: FlareServer) -> None:
@@ -159,7 +171,7 @@ def test_a_port_that_is_taken_is_refused_before_a_process_starts(made: Path, tmp
         taken.listen()
         with pytest.raises(ConfigurationError, match=f"expected port {port} to be free"):
             FlareServer(made / "server", tmp_path).__enter__()
-    assert not psutil.Process().children()
+    assert not flares()
 
 
 def test_ctrl_c_while_flare_starts_ends_the_session(
@@ -181,7 +193,7 @@ def test_ctrl_c_while_flare_starts_ends_the_session(
     with pytest.raises(KeyboardInterrupt):
         FlareServer(made / "server", tmp_path).__enter__()
     assert closed
-    assert not psutil.Process().children()
+    assert not flares()
 
 
 def test_a_server_that_does_not_answer_is_one_line(made: Path, tmp_path: Path) -> None:
@@ -221,7 +233,7 @@ def test_messages_there_and_back_and_a_site_that_is_killed_and_comes_again(made:
             with pytest.raises(TimeoutError):
                 server.receive(0.1)
 
-            everyone = psutil.Process().children(recursive=True)
+            everyone = descendants(processes.values())
             for process in everyone:
                 for connection in process.net_connections("inet"):
                     ends = [end.ip for end in (connection.laddr, connection.raddr) if end]
@@ -239,7 +251,7 @@ def test_messages_there_and_back_and_a_site_that_is_killed_and_comes_again(made:
             assert server.receive(60) == ("berlin", b"welcome of berlin")
             server.send("berlin", b"34")
             assert server.receive(60) == ("berlin", b"43")
-            everyone += psutil.Process().children(recursive=True)
+            everyone += descendants(processes.values())
         for process in processes.values():
             _, said = process.communicate(timeout=30)
             assert (process.returncode, said) == (0, "")
@@ -274,7 +286,7 @@ def test_sites_of_a_server_that_is_killed_end_with_one_line(made: Path, tmp_path
     with started(made, tmp_path, "anna") as processes:
         with FlareServer(made / "server", tmp_path / "server", ["anna"]) as server:
             received(server, 1)
-            for process in psutil.Process().children(recursive=True):
+            for process in flares():
                 command = process.cmdline()
                 if "nvflare.private.fed.app.server.server_train" in command and KEEPER not in command:
                     process.kill()
