@@ -40,7 +40,18 @@ FREE = {
     *("experiment", "num_threads", "ckpt_path", "weights_only"),
 }
 # Not in config.yaml: an optimizer's parameters, and the seeds that seed_everything sets, belong to the run.
-NOT_OF_A_CONFIG = {"config", "base", "grid", "scale", "paper", "resume_changed", "params", "seed", "model.seed"}
+NOT_OF_A_CONFIG = {
+    "config",
+    "base",
+    "grid",
+    "scale",
+    "paper",
+    "network",
+    "resume_changed",
+    "params",
+    "seed",
+    "model.seed",
+}
 
 
 pytestmark = pytest.mark.usefixtures("last")
