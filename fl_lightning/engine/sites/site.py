@@ -113,7 +113,7 @@ class Site(Callback):
         self._say = say
         self._connection = connection
         self._kept = Kept(folder)
-        self._buffers: Buffers = ()  # of the last message
+        self._known: Buffers = ()  # of the last message
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -124,8 +124,8 @@ class Site(Callback):
                 self.reason = unpack_end(message)
                 self._connection.send(pack_ready())  # each message has an answer
                 continue
-            asked = unpack_outgoing(message, self._buffers)
-            self._buffers = asked.buffers
+            asked = unpack_outgoing(message, self._known)
+            self._known = asked.buffers
             if not server.data.has_examples(asked.client):
                 raise TrainingError(f"the server asks for client {asked.client}, whose data are not at this site")
             try:
