@@ -71,6 +71,8 @@ def fork(
 
 
 def _serve(fit: Fit, connection: Any, site: str, clients: list[int], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
     torch.set_num_threads(1)  # the threads of the process that has forked this one are not here
 
     def place(data: FederatedData) -> FederatedData:
