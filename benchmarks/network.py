@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 def options(asked: Namespace, sites: int) -> list[str]:
-    """What the commands of one run share: the digits, dealt evenly, and a 2NN."""
+    """Return the options that the commands of one run share: the digits, dealt evenly, and a 2NN."""
     given = {
         "config": "digits_gh.yaml",
         "data.num_clients": sites,

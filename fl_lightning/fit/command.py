@@ -93,7 +93,6 @@ class FederatedCLI(LightningCLI):
         holds: the locks of the process, to which that of the run folder is added; None for no lock.
     """
 
-    records = True  # whether a run folder records a fit
     own_groups: Mapping[str, type] = {}  # classes whose arguments a subclass takes as further groups of options
 
     def __init__(self, args: Sequence[str], holds: Holds | None = None) -> None:
@@ -266,8 +265,9 @@ class FederatedCLI(LightningCLI):
         may_have_adapters = any(adapters_in(module)) or is_overridden("configure_model", module)
         if may_have_adapters and not any(isinstance(own, AggregationError) for own in callbacks):
             callbacks.append(AggregationError())
-        if not self.records:
-            return super().instantiate_trainer(**kwargs | self._unrecorded(callbacks))
+        own = self.without_folder(callbacks)
+        if own is not None:
+            return super().instantiate_trainer(**kwargs | own)
         callbacks = run_callbacks(
             [*callbacks, self.stopping],
             checkpoints=config.enable_checkpointing is not False,
@@ -302,9 +302,9 @@ class FederatedCLI(LightningCLI):
         )
         return super().instantiate_trainer(**kwargs | {"strategy": ForkedStrategy(), "devices": processes})
 
-    def _unrecorded(self, callbacks: Sequence[Callback]) -> dict[str, Any]:
-        """Return the Trainer's arguments for a fit that no run folder records; a subclass of this kind defines it."""
-        raise NotImplementedError
+    def without_folder(self, callbacks: Sequence[Callback]) -> dict[str, Any] | None:
+        """Return the Trainer's arguments for a fit without a run folder; None for one that a run folder records."""
+        return None
 
     def _may_choose_processes(self, trainer: Trainer) -> bool:
         """Tell whether a run leaves the number of its processes open: a fit on the CPU of one machine."""

@@ -58,16 +58,16 @@ class _NetworkCLI(FederatedCLI):
 
     @property
     def told_settings(self) -> dict[str, Any]:
-        """What must be the same at the server and at all sites, as both send it."""
+        """Collect the settings that must be the same at the server and at all sites, as both send them."""
         module = self.model.client
         forms = [(name, list(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
-        named = {
-            **{name: OWN_PATH if _is_place(name, value) else value for name, value in self.settings.items()},
-            "network.sites": self.network.sites,
-            "network.dealt": self.network.dealt,
-            "the module's parameters and buffers": hashlib.sha256(json.dumps(forms).encode()).hexdigest()[:16],
-            "version of fl-lightning": version("fl-lightning"),
-        }
+        named: dict[str, Any] = {}
+        for name, value in self.settings.items():
+            named[name] = OWN_PATH if _is_place(name, value) else value
+        named["network.sites"] = self.network.sites
+        named["network.dealt"] = self.network.dealt
+        named["the module's parameters and buffers"] = hashlib.sha256(json.dumps(forms).encode()).hexdigest()[:16]
+        named["version of fl-lightning"] = version("fl-lightning")
         plain: dict[str, Any] = json.loads(json.dumps(named, default=str))
         return plain
 
@@ -125,14 +125,12 @@ class JoinCLI(_NetworkCLI):
         dry: whether to say what would be sent, and to connect nowhere.
     """
 
-    records = False
-
     def __init__(self, args: Sequence[str], dry: bool) -> None:
         self._dry = dry
         super().__init__(args)
 
     @override
-    def _unrecorded(self, callbacks: Sequence[Callback]) -> dict[str, Any]:
+    def without_folder(self, callbacks: Sequence[Callback]) -> dict[str, Any]:
         network = self.network
         self._name = site_kit(Path(network.kit)).name
         config = self.config["fit"]

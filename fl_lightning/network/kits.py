@@ -188,9 +188,12 @@ def _subject(kit: Path, owner: str) -> tuple[str, str]:
         subject = x509.load_pem_x509_certificate(certificate.read_bytes()).subject
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"expected a certificate in {certificate}, got {error}") from error
-    values = [subject.get_attributes_for_oid(oid) for oid in (NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME)]
-    name, organisation = (str(found[0].value) if found else "" for found in values)
-    return name, organisation
+
+    def value_of(identifier: Any) -> str:
+        found = subject.get_attributes_for_oid(identifier)
+        return str(found[0].value) if found else ""
+
+    return value_of(NameOID.COMMON_NAME), value_of(NameOID.ORGANIZATION_NAME)
 
 
 def make_workspace(kit: Kit, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -199,7 +202,7 @@ def make_workspace(kit: Kit, folder: Path, settings: Mapping[str, Any]) -> None:
     Args:
         kit: the kit.
         folder: the folder.
-        settings: what to write to the folder's settings, by name of file, in the place of the kit's own.
+        settings: contents of the files that take the place of the kit's own settings, by name of file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)

@@ -75,7 +75,7 @@ class Relay(Controller):  # type: ignore[misc]  # FLARE has no type hints
 
     Args:
         address: path of the server's socket.
-        name: what the server calls this job.
+        name: the job's name at the server.
     """
 
     def __init__(self, address: str, name: str) -> None:

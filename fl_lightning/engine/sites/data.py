@@ -107,7 +107,7 @@ class RemoteData(_Placed):
 
     Args:
         own: the server's data module; its training examples are not read.
-        facts: what the site of each client tells of the client's data, by the client's id 0, 1, …, N - 1.
+        facts: counts of each client's data, as its site has told them, by the client's id 0, 1, …, N - 1.
         names: N names of the clients; None for those of ``own``.
         loads: whether the server has data at all; without, it has neither test nor proxy sets.
     """

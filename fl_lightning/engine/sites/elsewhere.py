@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from time import monotonic
 
+from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.sites.messages import Incoming, check_incoming, pack_outgoing, unpack_incoming
@@ -95,8 +96,12 @@ class Elsewhere:
 
     def _take(self, round: Round, waiting: dict[int, Outgoing], expected: Sequence[int], message: bytes) -> int | None:
         """Take in the answer of a site for one of the clients of whom an answer is expected; return that client."""
+
+        def sent_to(client: int) -> Buffers:
+            return waiting[client].buffers if client in waiting else ()
+
         try:
-            incoming = unpack_incoming(message, lambda client: waiting[client].buffers if client in waiting else ())
+            incoming = unpack_incoming(message, sent_to)
         except TrainingError as error:
             if not expected:
                 return None

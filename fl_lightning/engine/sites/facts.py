@@ -43,7 +43,9 @@ class Facts:
         counts = data.class_counts()
         own_counts = None if counts is None else counts[row].tolist()
         names: Any = getattr(data, "class_names", None)
-        class_names = None if names is None else [str(name) for name in names]
+        class_names = None
+        if names is not None:
+            class_names = [str(name) for name in names]
         mean, std = (getattr(data, name, None) for name in ("mean", "std"))
         scaling = None if mean is None or std is None else [list(mean), list(std)]
         return cls(client, int(data.sizes[row]), own_counts, class_names, scaling, data.fingerprint())
@@ -60,7 +62,7 @@ class Welcome:
 
     Attributes:
         site: the site's name.
-        facts: what it tells of the data of each of its clients.
+        facts: counts of the data of each of its clients.
         settings: the settings of its config that affect results, by dotted names.
     """
 
@@ -170,8 +172,8 @@ def check_alike(here: Mapping[str, Any], there: Mapping[str, Any], other: str) -
 
     Args:
         here: this machine's settings, by dotted names.
-        there: those of the other machine.
-        other: what to call the other machine.
+        there: the other machine's settings, by dotted names.
+        other: the other machine, as the message names it.
 
     Raises:
         ConfigurationError: some settings differ, which the message names.

@@ -208,16 +208,25 @@ def _named_error(error: Exception) -> str:
 def one_line(text: object) -> str:
     """Return the text of another machine as one line of printable characters, which a terminal may show."""
     words = " ".join(str(text).split())
-    printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words[: REASON + 1])
+    printable = "".join(map(_printable, words[: REASON + 1]))
     return printable if len(printable) <= REASON else f"{printable[:REASON]}…"
+
+
+def _printable(letter: str) -> str:
+    return letter if letter.isprintable() else ascii(letter)[1:-1]
 
 
 def _marks(values: Buffers, known: Buffers) -> list[int]:
     """Tell of each buffer what a message has of it, for a receiver that knows others."""
-    marks = [NONE if value is None else SENT for value in values]
-    for place, (value, other) in enumerate(zip(values, known, strict=False)):
-        if value is not None and other is not None and _is_same(value, other):
-            marks[place] = SAME
+    marks: list[int] = []
+    for place, value in enumerate(values):
+        other = known[place] if place < len(known) else None
+        if value is None:
+            marks.append(NONE)
+        elif other is not None and _is_same(value, other):
+            marks.append(SAME)
+        else:
+            marks.append(SENT)
     return marks
 
 
@@ -232,7 +241,11 @@ def _is_same(value: Tensor, other: Tensor) -> bool:
 
 
 def _marked(values: Buffers, marks: Sequence[int]) -> dict[str, Tensor]:
-    return _numbered("buffers", [value if mark == SENT else None for value, mark in zip(values, marks, strict=True)])
+    marked: dict[str, Tensor] = {}
+    for place, (value, mark) in enumerate(zip(values, marks, strict=True)):
+        if value is not None and mark == SENT:
+            marked[f"buffers/{place}"] = value
+    return marked
 
 
 def _filled(marks: Sequence[int], tensors: Mapping[str, Tensor], known: Buffers) -> Buffers:

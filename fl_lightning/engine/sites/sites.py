@@ -62,14 +62,14 @@ class Sites:
         settings: the settings of the server's config that affect results, by dotted names.
         deadline: seconds after which a round goes on without those that have not answered; None to wait for all.
         min_clients: number of clients without which no round begins or ends.
-        facts: what sites have told in an earlier part of the run, by the client's id, which still holds.
+        facts: counts of the clients' data from an earlier part of the run, which still hold, by the client's id.
         say: is called with a line for each site that comes or goes.
 
     Attributes:
         carrier: carries the messages.
         deadline: seconds after which a round goes on without those that have not answered; None to wait for all.
         min_clients: number of clients without which no round begins or ends.
-        facts: what the sites have told of each client's data, by the client's id.
+        facts: counts of each client's data, as its site has told them, by the client's id.
     """
 
     def __init__(
