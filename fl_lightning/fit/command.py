@@ -65,6 +65,12 @@ PLOT = "partition.png"
 STAND_IN = "lightning.pytorch.demos.boring_classes.BoringModel"  # client module of ``data`` if none is given
 
 
+KEPT = (
+    "several devices: what code of your own computes once and keeps (a cache of augmented examples, a global that the "
+    "first batch fills) is another thing on each; the first round checks what it can see"
+)
+
+
 class CommandTrainer(Trainer):
     """A Trainer with the command ``data``, which Lightning's Trainer lacks."""
 
@@ -282,6 +288,8 @@ class FederatedCLI(LightningCLI):
         if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
             is_on_cpu = config.accelerator == "cpu" or not torch.cuda.is_available()
             may_fork = is_on_cpu and self._may_be_copied
+            if not self._may_be_copied and "LOCAL_RANK" not in os.environ:
+                self._say(KEPT)
             kwargs["strategy"] = ForkedStrategy() if may_fork else ClientParallelStrategy.strategy_name
         kwargs |= {"callbacks": callbacks, "logger": [self.folder, *loggers]}
         with values_of("trainer"):
@@ -396,9 +404,10 @@ class FederatedCLI(LightningCLI):
             folder = Path(os.path.relpath(self.folder.log_dir))
             print(_how_to_go_on(self.model.rounds_done, last_of_run(folder)), file=sys.stderr)
 
-    def _say(self, words: str, trainer: Trainer) -> None:
-        """Print a text on the first device, unless the progress bar is off."""
-        if self._get(self.config, "trainer").enable_progress_bar is not False and trainer.is_global_zero:
+    def _say(self, words: str, trainer: Trainer | None = None) -> None:
+        """Print a text on the first device, unless the progress bar is off; without a Trainer, on this one."""
+        is_first = trainer is None or trainer.is_global_zero
+        if self._get(self.config, "trainer").enable_progress_bar is not False and is_first:
             print(words, flush=True)
 
 
