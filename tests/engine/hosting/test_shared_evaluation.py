@@ -54,7 +54,7 @@ class Twice(ImageClassifier):
 
 class TwoHeads(ImageClassifier):
     def validation_step(self, batch, index):
-        for task in (0, 1):
+        for task in (1, 0):
             self.network.task = task
             self.log(f"val/task{task}", F.cross_entropy(self.network(batch[0]), batch[1]))
         self.network.task = 0
