@@ -154,8 +154,9 @@ def overview() -> str:
 
 def _import(module: str, slow: str = LIGHTNING) -> Any:
     """Import one of the package's modules; meanwhile, a terminal shows the slow packages that are imported with it."""
-    if threads := os.environ.pop(THREADS, ""):  # checked here, because libraries print a line of their own on import
-        os.environ[THREADS] = str(whole_number(THREADS, threads))
+    # Set before libraries are imported, which start as many threads: --num_threads says how many PyTorch uses. Checked
+    # here, because the libraries print a line of their own.
+    os.environ[THREADS] = str(whole_number(THREADS, os.environ.get(THREADS) or "1"))
     # Print without rich, which must not be imported before Lightning: typing caches equal unions, whatever their order,
     # so the parser would get ``float | int`` where Lightning declares ``int | float``, and 2 epochs would become 2.0.
     words = f"importing {slow} …" if sys.stderr.isatty() else ""

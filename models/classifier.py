@@ -56,6 +56,10 @@ class ImageClassifier(LightningModule):
         ConfigurationError: ``scheduler_interval`` is neither.
     """
 
+    shares_evaluation = (
+        True  # validation_step calls self(images) once, which asks the network alone; see SharedEvaluation
+    )
+
     def __init__(
         self,
         network: nn.Module,

@@ -10,6 +10,7 @@ import pytest
 from lib.command import forget
 from lightning.fabric.utilities import registry
 
+import fl_lightning.engine.devices.forks
 import fl_lightning.fit.command
 
 
@@ -34,7 +35,8 @@ def _imports_are_no_garbage() -> Iterator[None]:
 def _commands_in_this_process_start_no_copies_of_it() -> Iterator[None]:
     """The copies would run the tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fl_lightning.fit.command, "can_fork", lambda: False)
+        for module in (fl_lightning.fit.command, fl_lightning.engine.devices.forks):
+            patch.setattr(module, "can_fork", lambda: False)
         yield
 
 

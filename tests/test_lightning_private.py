@@ -34,7 +34,7 @@ LIGHTNING = {  # its private names that a module uses or overrides itself; all o
 }
 OTHERS = {  # private names of other libraries
     "cli.py": {"_exit"},  # os, where it is public
-    "engine/devices/strategy.py": {"_configure_launcher", "_get_default_store"},  # the base class's; torch
+    "engine/devices/strategy.py": {"_configure_launcher", "_get_default_store", "_start_method"},  # Lightning's; torch
     "engine/training/in_lockstep/obstacles.py": {  # torch
         "_backward_hooks",
         "_backward_pre_hooks",
@@ -43,6 +43,7 @@ OTHERS = {  # private names of other libraries
         "_post_accumulate_grad_hooks",
     },
     "engine/hosting/saving.py": {"_metadata"},  # torch
+    "engine/hosting/shared_evaluation.py": {"_forward_hooks", "_forward_pre_hooks", "_version"},  # torch
     "engine/module/logged.py": {"_computed", "_enable_compute_groups", "_modules"},  # torchmetrics; torch
     "engine/devices/ranks.py": {"_exit"},  # os, where it is public
     "engine/federation/batches.py": {"_version"},  # torch

@@ -40,7 +40,7 @@ from fl_lightning.fit.helps.page import GroupHelp
 from fl_lightning.fit.messages import GONE, ParsingError
 from fl_lightning.fit.own_data import RESET, begin_anew, fit_network, load_data, replaces_data, what_stays_behind
 from fl_lightning.fit.parser import Parser, class_help
-from fl_lightning.fit.processes import choose_processes, count_cores
+from fl_lightning.fit.processes import choose_processes, count_cores, may_be_copied
 from fl_lightning.fit.stop_signals import Stopping
 from fl_lightning.lightning_private import started_from_outside
 from fl_lightning.runs.config.resuming import Resumed, affecting, changed_settings, check_unchanged, tracked_run
@@ -63,6 +63,12 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 PLOT = "partition.png"
 STAND_IN = "lightning.pytorch.demos.boring_classes.BoringModel"  # client module of ``data`` if none is given
+
+
+KEPT = (
+    "several devices: what code of your own computes once and keeps (a cache of augmented examples, a global that the "
+    "first batch fills) is another thing on each; the first round checks what it can see"
+)
 
 
 class CommandTrainer(Trainer):
@@ -281,37 +287,56 @@ class FederatedCLI(LightningCLI):
                 continue_mlflow(logger, self.mlflow_run)
         if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
             is_on_cpu = config.accelerator == "cpu" or not torch.cuda.is_available()
-            kwargs["strategy"] = ForkedStrategy() if is_on_cpu and can_fork() else ClientParallelStrategy.strategy_name
+            may_fork = is_on_cpu and self._may_be_copied
+            if not self._may_be_copied and "LOCAL_RANK" not in os.environ:
+                self._say(KEPT)
+            kwargs["strategy"] = ForkedStrategy() if may_fork else ClientParallelStrategy.strategy_name
         kwargs |= {"callbacks": callbacks, "logger": [self.folder, *loggers]}
         with values_of("trainer"):
             trainer = super().instantiate_trainer(**kwargs)
         check_trainer(trainer)  # checked once, before the processes of other devices start
-        if not self._may_choose_processes(trainer):
-            return trainer
-        self._load(trainer)
-        self._load_examples()
-        rounds = (trainer.max_epochs or 1) - (self.resumed.rounds if self.resumed else 0)
-        most = count_cores(self._get(self.config, "num_threads"))
-        processes = choose_processes(self.model, self.datamodule, rounds, most)
+        processes = self._choose_processes(trainer)
         if processes == 1:
             return trainer
-        self._say(
-            f"{processes} processes train different clients at the same time, which changes no result; "
-            "--trainer.devices 1 takes one",
-            trainer,
-        )
+        sys.argv.append(f"--trainer.devices={processes}")  # for a process that starts by command
         return super().instantiate_trainer(**kwargs | {"strategy": ForkedStrategy(), "devices": processes})
 
     def without_folder(self, callbacks: Sequence[Callback]) -> dict[str, Any] | None:
         """Return the Trainer's arguments for a fit without a run folder; None for one that a run folder records."""
         return None
 
-    def _may_choose_processes(self, trainer: Trainer) -> bool:
+    def _leaves_processes_open(self, trainer: Trainer) -> bool:
         """Tell whether a run leaves the number of its processes open: a fit on the CPU of one machine."""
         config = self._get(self.config_init, "trainer")
         is_open = config.devices == "auto" and config.strategy == "auto" and config.num_nodes == 1
         is_on_cpu = isinstance(trainer.accelerator, CPUAccelerator)
-        return self.subcommand == "fit" and is_open and is_on_cpu and can_fork() and not started_from_outside(trainer)
+        return self.subcommand == "fit" and is_open and is_on_cpu and not started_from_outside(trainer)
+
+    @property
+    def _may_be_copied(self) -> bool:
+        """Whether nothing that the config names forbids copies of this process."""
+        return may_be_copied(self.config[self.subcommand].as_dict(), self.datamodule)
+
+    def _choose_processes(self, trainer: Trainer) -> int:
+        """Choose the number of processes of a fit that leaves the number open, and say so; 1 for any other."""
+        cores = count_cores(self._get(self.config, "num_threads"))
+        if cores == 1 or not self._leaves_processes_open(trainer):
+            return 1
+        if self._may_be_copied:
+            self._load(trainer)
+            self._load_examples()
+        if not (self._may_be_copied and can_fork()):
+            self._say(f"{cores} cores: --trainer.devices {cores} trains {cores} clients at a time", trainer)
+            return 1
+        rounds = (trainer.max_epochs or 1) - (self.resumed.rounds if self.resumed else 0)
+        processes = choose_processes(self.model, self.datamodule, rounds, cores)
+        if processes > 1:
+            self._say(
+                f"{processes} processes train different clients at the same time, which changes no result; "
+                "--trainer.devices 1 takes one",
+                trainer,
+            )
+        return processes
 
     @override
     def before_instantiate_classes(self) -> None:
@@ -379,9 +404,10 @@ class FederatedCLI(LightningCLI):
             folder = Path(os.path.relpath(self.folder.log_dir))
             print(_how_to_go_on(self.model.rounds_done, last_of_run(folder)), file=sys.stderr)
 
-    def _say(self, words: str, trainer: Trainer) -> None:
-        """Print a text on the first device, unless the progress bar is off."""
-        if self._get(self.config, "trainer").enable_progress_bar is not False and trainer.is_global_zero:
+    def _say(self, words: str, trainer: Trainer | None = None) -> None:
+        """Print a text on the first device, unless the progress bar is off; without a Trainer, on this one."""
+        is_first = trainer is None or trainer.is_global_zero
+        if self._get(self.config, "trainer").enable_progress_bar is not False and is_first:
             print(words, flush=True)
 
 

@@ -72,7 +72,7 @@ class _NetworkCLI(FederatedCLI):
         return plain
 
     @override
-    def _may_choose_processes(self, trainer: Trainer) -> bool:
+    def _leaves_processes_open(self, trainer: Trainer) -> bool:
         return False
 
 

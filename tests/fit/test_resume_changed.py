@@ -209,7 +209,7 @@ def test_a_run_of_the_last_release_goes_on() -> None:
 def test_what_is_free_changes_no_bit() -> None:
     """Rounds 3 and 4 with other devices, memory, evaluation, progress, monitors: as if it had not been stopped."""
     fit("--trainer.max_epochs", 4, "--experiment", "whole")
-    several = ("--trainer.strategy", "ClientParallelStrategy", "--trainer.strategy.start_method", "fork")
+    several = ("--trainer.strategy", "lib.in_forks.InForks", "--trainer.strategy.start_method", "fork")
     fit(
         *("--ckpt_path", "last", "--trainer.max_epochs", 4, "--trainer.devices", 2, *several),
         *("--trainer.check_val_every_n_epoch", 2, "--trainer.limit_val_batches", 1, "--data.eval_batch_size", 7),

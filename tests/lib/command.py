@@ -82,7 +82,7 @@ def fit(*args: object, config: str = "tiny.yaml") -> Result:
 
 def fit_on(devices: int, *args: object, config: str = "tiny.yaml") -> None:
     """``fit`` on one device, or on several: real processes over gloo, forked from this one to save imports."""
-    several = ("--trainer.strategy", "ClientParallelStrategy", "--trainer.strategy.start_method", "fork")
+    several = ("--trainer.strategy", "lib.in_forks.InForks", "--trainer.strategy.start_method", "fork")
     fit("--trainer.devices", devices, *(several if devices > 1 else ()), *args, config=config)
 
 

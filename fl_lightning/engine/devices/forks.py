@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 
+import psutil
 import torch
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from typing_extensions import override
@@ -48,11 +49,15 @@ class ForkLauncher(_SubprocessScriptLauncher):
     """Starts ranks 1, 2, … by fork, in place of starting the script once more for each of them.
 
     A rank goes on where rank 0 is, so it costs neither imports nor loading, and shares the memory of the data. Its
-    command must end the process where rank 0 goes on (:func:`fl_lightning.cli.main` does).
+    command must end the process where rank 0 goes on (:func:`fl_lightning.cli.main` does). A process that cannot be
+    copied starts the script once more, all the same.
     """
 
     @override
     def _call_children_scripts(self) -> None:
+        if not can_fork():
+            super()._call_children_scripts()
+            return
         self._check_can_spawn_children()
         self.procs = []
         environment = self.cluster_environment
@@ -73,5 +78,10 @@ class ForkLauncher(_SubprocessScriptLauncher):
 
 
 def can_fork() -> bool:
-    """Tell whether this process may go on in copies of itself: no other thread runs, and no GPU is in use."""
-    return sys.platform == "linux" and threading.active_count() == 1 and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    """Tell whether this process may go on in copies of itself: it has one thread alone, and no GPU is in use.
+
+    The system counts threads of any library, which a copy would lack and might wait for; Python knows its own alone.
+    """
+    if sys.platform != "linux" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    return psutil.Process().num_threads() == 1

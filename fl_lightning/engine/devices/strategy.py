@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.devices.forks import Fork, ForkLauncher
 from fl_lightning.engine.devices.ranks import RankWatch, meeting
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.lightning_private import keep_samplers
 
 STARTER = "FL_LIGHTNING_STARTER"  # environment variable, for the processes that a process starts: its number
@@ -32,10 +33,16 @@ class ClientParallelStrategy(DDPStrategy):
     """
 
     strategy_name = "client_parallel"
+    start_methods = ("popen",)
     watch: RankWatch | None = None  # of a run on several devices
 
     @override
     def _configure_launcher(self) -> None:
+        if self._start_method not in self.start_methods:
+            raise ConfigurationError(
+                f"start_method must be 'popen', got {self._start_method!r}: the processes of other start methods end "
+                "with the fit, and the states of rules with them"
+            )
         super()._configure_launcher()
         if "LOCAL_RANK" not in os.environ:  # else another process has started this one
             os.environ[STARTER] = str(os.getpid())

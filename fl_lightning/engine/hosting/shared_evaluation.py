@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from fl_lightning.engine.devices.strategy import busy, waits
-from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.engine.states.large import checksums, is_large
 from fl_lightning.lightning_private import transfer
-from fl_lightning.seeding import all_states, isolated
+from fl_lightning.seeding import isolated
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-Key = tuple[torch.dtype, torch.Size, tuple[int, ...], bytes]
+FLAG = "shares_evaluation"  # class attribute of a client module, or of a network in it
+KNOWN = ("fl_lightning", "torch", "torchmetrics", "timm")  # whose layers are functions of their input in an evaluation
+BETWEEN = ("on_validation_batch_start", "on_validation_batch_end")  # hooks between two steps
 
 
 class SharedEvaluation(Callback):
     """Divides the forward passes of a fit's evaluations among the processes of a CPU, which changes no bit.
 
-    Every process takes all steps of an evaluation, with all hooks and metrics, as on one device. The network alone,
-    which takes most of the time, is computed for each batch by one process; the processes exchange its outputs before
-    the first step. An output stands in for a call with the same bits: type, shape, strides and content of the input,
-    and unchanged parameters.
+    Every process takes all steps of an evaluation, with all hooks and metrics, as on one device. The client module's
+    ``forward``, which takes most of the time, is computed for each batch by one process; the processes exchange its
+    outputs before the first step.
 
-    The network is the largest child of the client module. Its call in the first step of a fit shows whether it may be
-    shared, from the second step on: one tensor goes in, which is the first of the batch; one tensor comes out, not
-    larger; no random number is drawn, and nothing in the network changes. Batches must be parts of a TensorDataset, in
-    order, and pass through no hooks but those of the package's data modules. In all other cases, every process computes
-    everything.
+    Shared is what is known to be a function of the batch: the class of the client module says so by
+    ``shares_evaluation = True``, as :class:`ImageClassifier` does, and a subclass must say so itself. Then its
+    ``validation_step`` calls ``self(batch[0])`` once, and what that returns depends on nothing but the tensor and the
+    module's parameters and buffers. The network is one of the package's, or its class says the same; its parts are
+    layers of the package, torch and timm. Batches must be parts of a TensorDataset, in order, pass through no hooks
+    but those of the package's data modules, and no other code may run between two steps. In all other cases, every
+    process computes everything.
 
     Args:
         server: the orchestrator, which holds the client module.
@@ -45,144 +44,109 @@ class SharedEvaluation(Callback):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._network: nn.Module | None = None  # during an evaluation
-        self._batches: Sequence[Any] = ()  # of the evaluation, before the transfer hooks
-        self._is_pure: bool | None = None  # whether the network may be shared; None before all processes know
-        self._observed: bool | None = None  # whether this process has found it so; None if it looks at the next call
-        self._outputs: dict[Key | None, Any] = {}
-        # Of the network whose outputs these are: its tensors, and the checksums of its large frozen parameters
-        self._remembered: tuple[list[Tensor], list[int]] = ([], [])
-
-    @override
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._is_pure = None
-
-    @override
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._is_pure is False or trainer.state.fn is not TrainerFn.FITTING or trainer.sanity_checking:
-            return
-        network = _largest_child(self._server.client)
-        self._batches = _batches_in_memory(trainer) if self._server.hooks_by_example else ()
-        if network is None or "forward" in vars(network) or isinstance(network, torch.jit.ScriptModule):
-            return
-        if len(self._batches) < 2:
-            return
-        self._network = network
-        self._outputs = {}
-        self._observed = False
-        self._compute = network.forward
-        network.forward = self._answer
+        self._outputs: list[Tensor] = []  # of these batches; empty where the evaluation is not shared
+        self._input: Tensor | None = None  # of the current step
+        self._input_version = 0  # of the input
+        self._output: Tensor | None = None  # of the current step, until it is asked for
 
     @override
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        # Here all processes meet; in a call of the network they need not, since one alone may make it.
-        if self._network is None or batch_idx > 1:
-            return
-        if batch_idx == 0 and self._is_pure is None:
-            self._observed = None
-        elif batch_idx == 0:
-            self._share(first=0)
-        elif self._is_pure is None:
-            self._is_pure = trainer.strategy.reduce_boolean_decision(bool(self._observed), all=True)
-            self._observed = False
-            if self._is_pure:
-                self._share(first=1)
+        if batch_idx == 0 and self._is_shared(trainer):
+            self._compute = self._server.client.forward
+            self._outputs = self._share(_batches_in_memory(trainer))
+            self._server.client.forward = self._answer  # type: ignore[method-assign]  # until the evaluation ends
+        if self._outputs:
+            self._input = batch[0]
+            self._input_version = batch[0]._version
+            self._output = self._outputs[batch_idx]
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._network is not None:
-            vars(self._network).pop("forward", None)
-            self._network = None
-            self._remembered = ([], [])
+        if self._outputs:
+            del self._server.client.forward
+        self._outputs = []
+        self._input = self._output = None
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.on_validation_end(trainer, pl_module)
 
-    def _answer(self, *inputs: Any, **options: Any) -> Any:
-        """Stand for the network's ``forward``."""
-        key = self._key(inputs, options)
-        if self._observed is None:
-            return self._observe(key, inputs, options)
-        is_known = key in self._outputs and self._is_as_remembered()
-        return self._outputs.pop(key) if is_known else self._compute(*inputs, **options)
+    def _is_shared(self, trainer: Trainer) -> bool:
+        """Tell whether all processes may share the evaluation that begins; all of them must ask."""
+        if trainer.state.fn is not TrainerFn.FITTING or trainer.sanity_checking:
+            return False
+        may_share = (
+            self._server.hooks_by_example
+            and is_function_of_batch(self._server.client)
+            and not _has_code_between_steps(trainer)
+            and len(_batches_in_memory(trainer)) > 1
+        )
+        return trainer.strategy.reduce_boolean_decision(may_share, all=True)
 
-    def _observe(self, key: Key | None, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Compute the first batch of a fit, and find out whether the network may be shared."""
-        assert self._network is not None
-        before = ModuleState(self._network)
-        self._remember()
-        drawn = all_states(self._server.device)
-        output = self._compute(*inputs, **options)
-        is_pure = key is not None and isinstance(output, Tensor) and output.numel() <= inputs[0].numel()
-        is_pure = is_pure and key == self._key(inputs, options) == self._key([self._input_of(0)], {})
-        is_pure = is_pure and self._is_as_remembered() and not before.is_changed()
-        self._observed = is_pure and drawn == all_states(self._server.device)
+    def _answer(self, images: Tensor) -> Tensor:
+        """Stand for the client module's ``forward``; only the current step's own input, unchanged, has an output."""
+        output = self._output
+        if output is None or images is not self._input or images._version != self._input_version:
+            return self._compute(images)  # type: ignore[no-any-return]
+        self._output = None
         return output
 
-    def _share(self, first: int) -> None:
-        """Compute this process's part of the batches from number ``first`` on, and exchange all outputs."""
+    def _share(self, batches: Sequence[Any]) -> list[Tensor]:
+        """Compute this process's part of the batches, and exchange all outputs."""
         trainer = self._server.trainer
-        own: dict[Key | None, Any] = {}
+        own: dict[int, Tensor] = {}
         with isolated(self._server.device), trainer.precision_plugin.val_step_context():
-            for number in range(first + trainer.global_rank, len(self._batches), trainer.world_size):
-                inputs = [self._input_of(number)]
-                own[self._key(inputs, {})] = self._compute(*inputs)
-        parts: list[dict[Key | None, Any]] = [{}] * trainer.world_size
+            for number in range(trainer.global_rank, len(batches), trainer.world_size):
+                batch = trainer.precision_plugin.convert_input(batches[number])
+                own[number] = self._compute(transfer(self._server, batch)[0])
+        parts: list[dict[int, Tensor]] = [{}] * trainer.world_size
         waits(trainer)
         torch.distributed.all_gather_object(parts, own)
         busy(trainer, f"the evaluation after round {self._server.rounds_done}")
-        self._outputs = {key: output for part in parts for key, output in part.items() if key is not None}
-        self._remember()
-
-    def _input_of(self, number: int) -> Any:
-        """Return the first tensor of a batch, as the Trainer passes it on."""
-        batch = self._server.trainer.precision_plugin.convert_input(self._batches[number])
-        return transfer(self._server, batch)[0]
-
-    def _remember(self) -> None:
-        tensors, large = self._tensors()
-        self._remembered = ([tensor.clone() for tensor in tensors], checksums(large))
-
-    def _is_as_remembered(self) -> bool:
-        """Tell whether the network has the parameters and buffers that were remembered last, a nan being none."""
-        tensors, large = self._tensors()
-        remembered, sums = self._remembered
-        return all(map(torch.equal, tensors, remembered)) and checksums(large) == sums
-
-    def _tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the network's parameters and buffers, the large frozen parameters apart."""
-        assert self._network is not None
-        tensors = list[Tensor]()
-        large = list[Tensor]()
-        for tensor in (*self._network.parameters(), *self._network.buffers()):
-            is_apart = not tensor.requires_grad and is_large(tensor)
-            (large if is_apart else tensors).append(tensor)
-        return tensors, large
-
-    def _key(self, inputs: Sequence[Any], options: Mapping[str, Any]) -> Key | None:
-        """Return what tells a call of the network from all others; None for a call that cannot be shared."""
-        assert self._network is not None
-        if options or len(inputs) != 1 or type(inputs[0]) is not Tensor or torch.is_grad_enabled():
-            return None
-        for part in self._network.modules():
-            if part.training or any(vars(part)[hooks] for hooks in HOOKS):
-                return None
-        (tensor,) = inputs
-        content = sha256(tensor.contiguous().view(torch.uint8).numpy()).digest()
-        return tensor.dtype, tensor.shape, tensor.stride(), content
+        outputs: dict[int, Tensor] = {}
+        for part in parts:
+            outputs |= part
+        return [outputs[number] for number in range(len(batches))]
 
 
-def _largest_child(client: LightningModule) -> nn.Module | None:
-    """Return the child of a module with the most parameters; None if no child has any."""
-    largest = max(client.children(), key=_num_parameters, default=None)
-    return largest if largest is not None and _num_parameters(largest) else None
+def is_function_of_batch(client: LightningModule) -> bool:
+    """Tell whether a module's output in an evaluation is known to depend on its input, parameters and buffers alone.
+
+    Known are classes, exactly these: a subclass, a forward pass that an instance has in place of its class's, hooks of
+    layers, and layers that are left in training mode may do anything.
+    """
+    if not _says(client) or "validation_step" in vars(client):
+        return False
+    networks = [child for child in client.children() if next(child.parameters(), None) is not None]
+    if not all(_package(network) == "fl_lightning" or _says(network) for network in networks):
+        return False
+    for part in client.modules():
+        is_known = _package(part) in KNOWN or _says(part)
+        is_changed = "forward" in vars(part) or part._forward_hooks or part._forward_pre_hooks or part.training
+        if is_changed or not is_known:
+            return False
+    return True
 
 
-def _num_parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _package(part: nn.Module) -> str:
+    """Return the name of the package that defines the class of a module."""
+    return type(part).__module__.partition(".")[0]
+
+
+def _says(part: nn.Module) -> bool:
+    """Tell whether the class of a module, not one that it inherits from, sets the flag."""
+    return bool(vars(type(part)).get(FLAG))
+
+
+def _has_code_between_steps(trainer: Trainer) -> bool:
+    """Tell whether a callback that is not the package's, nor Lightning's, is called between two steps."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set outside Trainer.__init__
+        is_known = type(callback).__module__.startswith(("fl_lightning.", "lightning."))
+        if not is_known and any(is_overridden(hook, callback, Callback) for hook in BETWEEN):
+            return True
+    return False
 
 
 def _batches_in_memory(trainer: Trainer) -> Sequence[Any]:

@@ -46,7 +46,8 @@ class Entry(NamedTuple):
         before: a copy of what the place held.
         owner: name of the attribute that leads to the place, such as ``MyModule.history``, or of the module's class for
             the module's own attributes; None where a change is not told.
-        counts: whether the place is a module's own attributes: a change of these is told number by number.
+        counts: whether the place is the attributes of a module or of an object: a change of these is told number by
+            number, because other values may be set once, by the first step, without being carried on.
     """
 
     place: Any
@@ -133,7 +134,7 @@ class Held:
 
         If there is such an object, nothing is remembered of what leads there: another attribute may lead there, too.
         """
-        found: list[Any] = []
+        found: list[tuple[Any, bool]] = []
         tensors: list[Tensor] = []
         seen: set[int] = set()
         waiting = [root]
@@ -148,11 +149,11 @@ class Held:
             inside = places(thing)
             if inside is None:
                 return thing
-            found += inside
             for place in inside:
+                found.append((place, place is getattr(thing, "__dict__", None)))
                 waiting += view(place)
-        for place in found:
-            self._keep(place, owner)
+        for place, is_attributes in found:
+            self._keep(place, owner, counts=is_attributes)
         self.tensors += tensors
         self._seen |= seen
         return None

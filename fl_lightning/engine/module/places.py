@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, partial, singledispatch
@@ -98,6 +99,12 @@ def _of_elements(thing: Any) -> list[Any] | None:
 def _of_dict(thing: dict[Any, Any]) -> list[Any] | None:
     # The keys are looked at, too, but never put back: that is done with the dict, which comes first.
     return None if _keeps_more(type(thing)) else [thing, thing.keys(), *_attributes_and_slots(thing)]
+
+
+@places.register(type(threading.Lock()))
+@places.register(type(threading.RLock()))
+def _of_lock(thing: Any) -> list[Any]:
+    return []  # it is open or closed, and no client leaves it closed: the next one would wait without end
 
 
 @places.register(partial)

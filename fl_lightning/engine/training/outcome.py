@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from math import inf, isnan
 
@@ -49,6 +50,14 @@ class Outcome:
         if any(mine[name].shape != others[name].shape for name in mine):
             return inf
         return max(_relative_distance(mine[name], others[name]) for name in mine)
+
+    def digest(self) -> str:
+        """Hash what :meth:`distance` compares, so that devices can compare outcomes without exchanging them."""
+        content = hashlib.blake2b(str(self.result.num_steps).encode())
+        for name, tensor in self._tensors(logged=False).items():
+            content.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            content.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return content.hexdigest()
 
     def _tensors(self, logged: bool) -> dict[str, Tensor]:
         """Return what is compared, by name."""

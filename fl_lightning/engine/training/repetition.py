@@ -1,4 +1,4 @@
-"""Repetition: trains the first client of a fit a second time, to see whether state survives from client to client."""
+"""Repetition: trains a first client of a fit a second time, to see whether state survives from client to client."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+import torch.distributed
 from lightning.pytorch.utilities import rank_zero_info
 
 from fl_lightning.engine.module.failures import error_text
@@ -26,11 +27,13 @@ OnHiddenState = Literal["warn", "raise", "off"]
 
 
 class Repetition:
-    """Trains the first client of a fit once more after the others of its round, from the same start.
+    """Trains a client that was the first of a fit once more after the others of its round, from the same start.
 
     Where the two do not end in the same bits, what is neither a parameter nor a buffer nor a remembered attribute leads
-    from client to client: a fault of the module, the data or a rule that no list of types can foresee. Monitors do not
-    see the second training, and the attributes of rules are put back after it, as far as those of a module are.
+    from client to client: a fault of the module, the data or a rule that no list of types can foresee. Of several
+    devices, each trains the client that was the next one's first, and so sees, too, what a device computes once, from
+    its own first client, and keeps. Monitors do not see the second training, and the attributes of rules are put back
+    after it, as far as those of a module are.
 
     Args:
         alone: trains one client after another.
@@ -40,7 +43,8 @@ class Repetition:
     def __init__(self, alone: OneByOne, on_hidden_state: OnHiddenState) -> None:
         self._on_hidden_state = on_hidden_state
         self._first: tuple[int, Outcome] | None = None  # the client that has trained, and how
-        if on_hidden_state != "off":
+        self._is_due = on_hidden_state != "off"
+        if self._is_due:
             alone.watch = partial(self._keep, alone)
         local = alone.local
         rules = alone.hooks.rules
@@ -55,15 +59,18 @@ class Repetition:
         alone.watch = None
 
     def check(self, round: Round) -> None:
-        """Train the fit's first client again, if it has trained in this round.
+        """Train a first client of the fit again, at the end of the fit's first round; all devices must call this.
 
         Raises:
             ConfigurationError: the client ends elsewhere, and ``on_hidden_state`` is "raise".
         """
-        if self._first is None:
+        if not self._is_due:
             return
-        client, outcome = self._first
-        self._first = None
+        self._is_due = False
+        first = self._first_of_next_device()
+        if first is None:
+            return
+        client, outcome = first
         difference = self._difference(round, client, outcome)
         if difference is None:
             return
@@ -84,14 +91,30 @@ class Repetition:
             raise ConfigurationError(message)
         warnings.warn(message, stacklevel=2)
 
-    def _difference(self, round: Round, client: int, first: Outcome) -> str | None:
+    def _first_of_next_device(self) -> tuple[int, Outcome | str] | None:
+        """Return the client that the next device has trained first, and how it ended there; None if it has none.
+
+        The only device is its own next one. Of another device, what comes is a digest.
+        """
+        trainer = self._alone.orchestrator.trainer
+        if trainer.world_size == 1:
+            return self._first
+        own = None if self._first is None else (self._first[0], self._first[1].digest())
+        firsts: list[tuple[int, str] | None] = [None] * trainer.world_size
+        torch.distributed.all_gather_object(firsts, own)
+        return firsts[(trainer.global_rank + 1) % trainer.world_size]
+
+    def _difference(self, round: Round, client: int, first: Outcome | str) -> str | None:
         """Train a client again; say how the training differs from the first one, None if it does not."""
         try:
-            distance = first.distance(self._train(round, client))
+            again = self._train(round, client)
         except Exception as error:
             if stops(error):
                 raise
             return f"fails, {error_text(error, self._alone.orchestrator.client)}"
+        if isinstance(first, str):
+            return None if again.digest() == first else "ends elsewhere than on the device that trained it first"
+        distance = first.distance(again)
         if distance == 0:
             return None
         return f"ends elsewhere, {distance:.1e} (relative) from where it ended"

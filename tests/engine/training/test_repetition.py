@@ -16,12 +16,14 @@ import warnings
 import weakref
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lib.command import TINY, fit_on, process
 from lib.toy import SEEN, Capture, Notes, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -435,3 +437,38 @@ def test_a_transform_with_a_generator_of_its_own_is_told() -> None:
     _, said = run(Remembers, data=NoisyData())
     (line,) = told(said)
     assert "(NoisyData.examples)" in line
+
+
+FITS = """
+import torch
+from fl_lightning.models import ImageClassifier
+
+MEAN = []
+
+
+class Fits(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        if not MEAN:
+            MEAN.append(batch[0].mean())
+        return super().training_step([batch[0] - MEAN[0], batch[1]], batch_idx)
+"""
+
+
+def test_what_each_device_fills_once_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A global that the first batch fills: the client that one device has trained first ends elsewhere on the other."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    Path("mine.py").write_text(FITS)
+    fit_on(1, "--model.client=mine.Fits", "--model.on_hidden_state=raise")  # one device has filled it itself
+    ended = process(
+        "fit", "--config=tiny.yaml", "--model.client=mine.Fits", "--model.on_hidden_state=raise", "--trainer.devices=2"
+    )
+    assert ended.returncode == 2
+    assert "several devices: what code of your own computes once and keeps" in ended.stdout
+    assert "ends elsewhere than on the device that trained it first" in ended.stderr
+
+
+def test_devices_of_which_one_has_no_client_end_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    fit_on(2, "--model.on_hidden_state=raise", "--data.participation=1", "--trainer.max_epochs=1")
