@@ -354,17 +354,23 @@ def marked(
         if labels is not None:
             is_padding = is_padding & (labels == NOTHING)
         return tokens.masked_fill(is_padding, NOTHING)
-    if network.training or tokens.shape[1] < 2:  # on a GPU a training step would have to wait for the answer
-        return tokens
-    for edge in (tokens[:, :2], tokens[:, -2:])[: 1 if labels is not None else 2]:
-        for token in doubtful:
-            if bool((edge == token).all(1).any()):
-                raise ConfigurationError(
-                    f"texts begin or end in several tokens {token}, of which {network.config.model_type} cannot tell "
-                    f"whether they are padding: set pad to {token} if they are, to {NOTHING} if they are not, or put "
-                    f"{NOTHING} in the place of padding"
-                )
+    if not network.training and tokens.shape[1] > 1:  # on a GPU a training step would have to wait for the answer
+        _check_edges(network, tokens, doubtful, labels)
     return tokens
+
+
+def _check_edges(network: Any, tokens: Tensor, doubtful: Collection[int], labels: Tensor | None) -> None:
+    """Refuse texts (B, T) that seem to be filled up; with labels, only those filled up before their first token."""
+    edges = [tokens[:, :2]]
+    if labels is None:
+        edges.append(tokens[:, -2:])
+    for token in doubtful:
+        if any(bool((edge == token).all(1).any()) for edge in edges):
+            raise ConfigurationError(
+                f"texts begin or end in several tokens {token}, of which {network.config.model_type} cannot tell "
+                f"whether they are padding: set pad to {token} if they are, to {NOTHING} if they are not, or put "
+                f"{NOTHING} in the place of padding"
+            )
 
 
 def check_form(network: Any, tokens: Tensor) -> None:
