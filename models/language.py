@@ -1,6 +1,7 @@
 """Language models of transformers: CausalLM trains one to predict the next token, TextTransformer classifies texts."""
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,29 +15,23 @@ from torchmetrics.text import Perplexity
 from typing_extensions import override
 
 from fl_lightning.arguments import picklable_defaults
-from fl_lightning.datamodules.files.pretrained import (
-    import_transformers,
-    one_line,
-    padding_of,
-    read_pretrained,
-    silent,
-)
+from fl_lightning.datamodules.files.pretrained import import_transformers, one_line, read_pretrained, silent
+from fl_lightning.datamodules.tables.tokens import NOTHING
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
 from fl_lightning.models.adapters import Adapt, FrozenDtype, computing, keep_frozen
 from fl_lightning.models.adapters import adapt as adapt_network
 from fl_lightning.models.classifier import with_schedule
-
-NOTHING = -100  # the label of a token that is not predicted, in torch and in transformers
+from fl_lightning.models.text import to_front
 
 
 @picklable_defaults
 class CausalLM(LightningModule):
     """Trains a language model to predict the next token; logs ``val/loss``, ``val/perplexity``, ``val/top1``.
 
-    Batches are int64 tokens (B, T), or pairs of tokens and labels (B, T): the token at each place, and -100 where the
-    token is not to be predicted. The second of a pair may also be a class (B,), which is left out. Without labels,
-    padding is not predicted. Texts are filled up at their end. The loss is the mean over all predicted tokens of the
-    batch, and ``test/…`` the same as ``val/…``.
+    Batches are int64 tokens (B, T), -100 where there is no token, before a text or after it. All tokens but the first
+    of each text are predicted: that of the text's end, too. Pairs of tokens and labels (B, T) say which: the token at
+    each place, and -100 where the token is not to be predicted. The second of a pair may also be a class (B,), which
+    is left out. The loss is the mean over all predicted tokens of the batch, and ``test/…`` the same as ``val/…``.
 
     ``training_step`` returns the loss alone: rules that use the classes or features of examples (FedLC, FedRS, FedNTD,
     FedSOL, FocalLoss, FedRoD, FedProto, MOON, FedDecorr) do not apply.
@@ -51,8 +46,10 @@ class CausalLM(LightningModule):
         rank: rank of the matrices.
         targets: names or patterns of the linear layers that get matrices; by default peft's choice for the model.
         freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
-        pad: number of the token that fills up texts; by default the model's padding token, that of a text's end if
-            there is none, else 0.
+        pad: number that fills up texts before or after them, in data that do not mark padding by -100: all tokens of
+            this number at the beginning and at the end of a text are padding, but those with a label. By default none
+            is, and texts are refused that begin or end in several tokens of the model's padding or end; with -100, such
+            texts are taken as they are.
         frozen_dtype: dtype of the frozen weights of linear layers and convolutions, in which the layers then compute;
             "bfloat16" takes half the memory of "float32".
         checkpointing: whether the forward pass keeps the inputs of the blocks alone, and the backward pass computes the
@@ -64,7 +61,8 @@ class CausalLM(LightningModule):
 
     Raises:
         ConfigurationError: there is no such model or setting, or a name or pattern has no layer; in training, a token
-            is not in the vocabulary, or a text is longer than the model's positions.
+            is not in the vocabulary, or a text is longer than the model's positions; in evaluation, texts may be filled
+            up, and neither ``pad`` nor labels say so.
     """
 
     def __init__(
@@ -94,7 +92,7 @@ class CausalLM(LightningModule):
         self.frozen_dtype = make_small(self.network, frozen_dtype, checkpointing)
         self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
         self.vocabulary: int = self.network.get_input_embeddings().num_embeddings
-        self.pad = padding_of(self.network.config, self.vocabulary) if pad is None else pad
+        self.pad, self.doubtful = pad, doubtful_tokens(self.network.config, self.vocabulary)
         self.network.config.pad_token_id = None  # no token looks at padding, which comes last: it needs no mask
         self.metrics = nn.ModuleDict({stage: self._metrics(f"{stage}/") for stage in ("val", "test")})
 
@@ -106,15 +104,21 @@ class CausalLM(LightningModule):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits (B, T, V) of the token after each of int64 tokens (B, T)."""
-        return logits_of(self.network, self.frozen_dtype, tokens)
+        """Return the logits (B, T, V) of the token after each of int64 tokens (B, T), from each text's first token on.
+
+        Places without a token, -100, come last: where they stand before a text, the text moves to the front.
+        """
+        check_form(self.network, tokens)
+        (tokens,) = to_front(tokens)
+        return logits_of(self.network, self.frozen_dtype, tokens.masked_fill(tokens == NOTHING, 0))
 
     def predict_next(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return logits (B, T - 1, V) of the second to last tokens of a batch, and their labels (B, T - 1)."""
         tokens, *others = batch if isinstance(batch, list | tuple) else [batch]
-        labels = tokens.masked_fill(tokens == self.pad, NOTHING)
-        if others and others[0].ndim == 2:
-            labels = others[0]
+        labels = others[0] if others and others[0].ndim == 2 else None
+        tokens = marked(self.network, tokens, self.pad, self.doubtful, labels)
+        tokens, labels = to_front(tokens, tokens if labels is None else labels)
+        labels = labels.masked_fill(tokens == NOTHING, NOTHING)
         return self(tokens)[:, :-1], labels[:, 1:]
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
@@ -134,7 +138,8 @@ class CausalLM(LightningModule):
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the probabilities (B, V) of the token that follows each text."""
         tokens = batch[0] if isinstance(batch, list | tuple) else batch
-        last = (tokens != self.pad).sum(1).clamp(min=1) - 1
+        tokens = marked(self.network, tokens, self.pad, self.doubtful)
+        last = (tokens != NOTHING).sum(1).clamp(min=1) - 1
         logits = self(tokens)[torch.arange(len(tokens), device=tokens.device), last]
         return logits.softmax(1)  # type: ignore[no-any-return]
 
@@ -155,6 +160,9 @@ class CausalLM(LightningModule):
 
 class TextTransformer(nn.Module):
     """Any network of transformers that classifies texts, for :class:`ImageClassifier`, which trains it.
+
+    Texts are int64 tokens (B, T), -100 where there is no token, before a text or after it. A network that classifies by
+    the last token takes that before the padding, whatever its number.
 
     Args:
         model, settings, weights, rank, targets, freeze, pad, frozen_dtype, checkpointing: as for :class:`CausalLM`.
@@ -193,12 +201,13 @@ class TextTransformer(nn.Module):
         self.frozen_dtype = make_small(self.network, frozen_dtype, checkpointing)
         self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
         vocabulary = self.network.get_input_embeddings().num_embeddings
-        self.pad = padding_of(self.network.config, vocabulary) if pad is None else pad
-        self.network.config.pad_token_id = self.pad  # some networks look for the last token before it
+        self.pad, self.doubtful = pad, doubtful_tokens(self.network.config, vocabulary)
+        show_padding(self.network)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (B, num_classes) of int64 tokens (B, T)."""
-        return logits_of(self.network, self.frozen_dtype, tokens, attention_mask=(tokens != self.pad).long())
+        (tokens,) = to_front(marked(self.network, tokens, self.pad, self.doubtful))
+        return logits_of(self.network, self.frozen_dtype, tokens, attention_mask=(tokens != NOTHING).long())
 
 
 def make_network(
@@ -287,15 +296,101 @@ def usual_targets(network: Any) -> Sequence[str]:
     return chosen
 
 
+def doubtful_tokens(config: Any, vocabulary: int) -> set[int]:
+    """Return the numbers of the tokens that a model's config names as padding or as ends of a text; 0 if there is none.
+
+    Args:
+        config: config of the model.
+        vocabulary: number of tokens; the config may name tokens that the model does not have.
+    """
+    ends = getattr(config, "eos_token_id", None)
+    named = [getattr(config, "pad_token_id", None), *(ends if isinstance(ends, list) else [ends])]
+    return {token for token in named if token is not None and 0 <= token < vocabulary} or {0}
+
+
+def show_padding(network: Any) -> None:
+    """Let a network of transformers see which places have no token, in place.
+
+    Some networks classify by the last token that is not the padding of their config. For these, the padding is -100,
+    which no token is. The network's base, below its head, has a config of its own, and sees its padding in such a
+    place, or 0 if it has none.
+    """
+    network.config = copy.deepcopy(network.config)
+    network.config.get_text_config().pad_token_id = NOTHING
+    network.base_model.register_forward_pre_hook(_fill_up, with_kwargs=True)
+
+
+def _fill_up(network: Any, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Put a token in the place of -100 in the tokens that a network's base gets."""
+    padding = getattr(network.config, "pad_token_id", None)
+    has_own = padding is not None and 0 <= padding < network.get_input_embeddings().num_embeddings
+
+    def filled(value: Any) -> Any:
+        is_tokens = isinstance(value, Tensor) and value.dtype == torch.int64
+        return value.masked_fill(value == NOTHING, padding if has_own else 0) if is_tokens else value
+
+    return tuple(map(filled, values)), {name: filled(value) for name, value in named.items()}
+
+
+def marked(
+    network: Any, tokens: Tensor, pad: int | None, doubtful: Collection[int], labels: Tensor | None = None
+) -> Tensor:
+    """Return tokens (B, T) with -100 in the place of padding.
+
+    Args:
+        network: the network of transformers that reads the tokens.
+        tokens: int64 (B, T).
+        pad: number of the token that fills up texts, before or after them; None if the data mark padding by -100.
+        doubtful: tokens of which, in evaluation and without ``pad``, there may not be several at an end of a text.
+        labels: int64 (B, T), -100 where a token is not to be predicted; then the last tokens are not in doubt.
+
+    Raises:
+        ConfigurationError: the tokens are not int64 (B, T), or they are in doubt.
+    """
+    check_form(network, tokens)
+    if pad is not None:
+        is_text = (tokens != pad).int()
+        is_padding = (is_text.cumsum(1) == 0) | (is_text.flip(1).cumsum(1).flip(1) == 0)
+        if labels is not None:
+            is_padding = is_padding & (labels == NOTHING)
+        return tokens.masked_fill(is_padding, NOTHING)
+    if not network.training and tokens.shape[1] > 1:  # on a GPU a training step would have to wait for the answer
+        _check_edges(network, tokens, doubtful, labels)
+    return tokens
+
+
+def _check_edges(network: Any, tokens: Tensor, doubtful: Collection[int], labels: Tensor | None) -> None:
+    """Refuse texts (B, T) that seem to be filled up; with labels, only those filled up before their first token."""
+    edges = [tokens[:, :2]]
+    if labels is None:
+        edges.append(tokens[:, -2:])
+    for token in doubtful:
+        if any(bool((edge == token).all(1).any()) for edge in edges):
+            raise ConfigurationError(
+                f"texts begin or end in several tokens {token}, of which {network.config.model_type} cannot tell "
+                f"whether they are padding: set pad to {token} if they are, to {NOTHING} if they are not, or put "
+                f"{NOTHING} in the place of padding"
+            )
+
+
+def check_form(network: Any, tokens: Tensor) -> None:
+    """Refuse tokens that are not int64 (B, T).
+
+    Raises:
+        ConfigurationError: they are not.
+    """
+    if tokens.dtype != torch.int64 or tokens.ndim != 2:
+        kind = network.config.model_type
+        raise ConfigurationError(f"{kind} expects int64 tokens (B, T), got {tokens.dtype} {tuple(tokens.shape)}")
+
+
 def logits_of(network: Any, frozen_dtype: FrozenDtype, tokens: Tensor, **inputs: Tensor) -> Tensor:
     """Return the logits of a network of transformers, float32 if its frozen weights are in bfloat16.
 
     Raises:
-        ConfigurationError: the tokens are not int64 (B, T), one is not in the vocabulary, or a text is too long.
+        ConfigurationError: a token is not in the vocabulary, or a text is too long.
     """
     name = network.config.model_type
-    if tokens.dtype != torch.int64 or tokens.ndim != 2:
-        raise ConfigurationError(f"{name} expects int64 tokens (B, T), got {tokens.dtype} {tuple(tokens.shape)}")
     positions = getattr(network.config, "max_position_embeddings", None)
     if positions and tokens.shape[1] > positions:
         raise ConfigurationError(
@@ -315,6 +410,7 @@ def logits_of(network: Any, frozen_dtype: FrozenDtype, tokens: Tensor, **inputs:
 
 def _check_tokens(network: Any, tokens: Tensor) -> None:
     vocabulary = network.get_input_embeddings().num_embeddings
+    tokens = tokens[tokens != NOTHING]
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
         raise ConfigurationError(
             f"{network.config.model_type} has the tokens 0 to {vocabulary - 1}, got {int(tokens.min())} to "

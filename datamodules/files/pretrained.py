@@ -77,17 +77,3 @@ def silent(transformers: Any) -> Iterator[None]:
 def one_line(error: Exception) -> str:
     """Return the beginning of what a library's error says, in one line."""
     return " ".join(str(error).split())[:160]
-
-
-def padding_of(config: Any, vocabulary: int) -> int:
-    """Choose the number that fills up texts: the padding token, else the token of a text's end, else 0.
-
-    Args:
-        config: config of a model, or a tokenizer.
-        vocabulary: number of tokens; a model's config may name tokens that it does not have.
-    """
-    for name in ("pad_token_id", "eos_token_id"):
-        token = getattr(config, name, None)
-        if isinstance(token, int) and 0 <= token < vocabulary:
-            return token
-    return 0

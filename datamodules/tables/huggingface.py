@@ -79,8 +79,8 @@ class HuggingFace(PartitionedData):
             whenever they are used, with the same values.
         tokenizer: name on the hub, or folder, of a language model whose tokenizer cuts texts into tokens, once, in
             memory: int64 (``length``,). ``columns`` may name the column of texts, and that of classes.
-        length: number of tokens of a text: a longer one is cut off, a shorter one filled up with the tokenizer's
-            padding token, with the token of a text's end if there is none, else with 0.
+        length: number of tokens of a text: a longer one is cut off, a shorter one filled up with -100, which is no
+            token. A text ends with the token that the tokenizer ends texts with, if there is one.
         federation: ``participation``, ``seed``, ``held_out`` and the other arguments of :class:`PartitionedData`.
 
     Attributes:

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fl_lightning.datamodules.files.pretrained import padding_of, read_pretrained
+from fl_lightning.datamodules.files.pretrained import read_pretrained
 from fl_lightning.datamodules.tables.columns import check_columns, column_of
 from fl_lightning.errors import ConfigurationError, check_at_least
 
 STRINGS = ("string", "large_string")  # Arrow's names of texts
+NOTHING = -100  # stands at a place without a token, and is no token's number; as a label, that of no target in torch
 
 
 def tokenized(
@@ -27,8 +28,8 @@ def tokenized(
     Args:
         splits: data sets by the names of their splits; a split that stands under two names is read once.
         tokenizer: folder or name on the hub of a model, whose tokenizer cuts the texts.
-        length: number of tokens of a text. A longer text is cut off; a shorter one is filled up, see
-            :func:`padding_of`.
+        length: number of tokens of a text. A longer text is cut off; a shorter one is filled up with -100, which no
+            token has: a tokenizer may fill up with a token that texts also hold, such as that of their end.
         columns: names of the column of texts and, optionally, of that of the classes; by default the only column of
             texts, and ``label`` if there is such a column.
         label: name of the column of classes.
@@ -65,11 +66,11 @@ def _text_column(dataset: Any, others: Sequence[str]) -> str:
 
 
 def _numbers(texts: Sequence[Any], column: str, cut: Any, length: int) -> Tensor:
-    """Return the numbers (n, length) of the texts' tokens."""
+    """Return the numbers (n, length) of the texts' tokens, -100 after the last one."""
     wrong = [text for text in texts if not isinstance(text, str)]
     if wrong:
         raise ConfigurationError(f"expected texts in column {column}, got {wrong[0]!r}: leave such examples out")
-    numbers = torch.full((len(texts), length), padding_of(cut, len(cut)), dtype=torch.int64)
+    numbers = torch.full((len(texts), length), NOTHING, dtype=torch.int64)
     found = cut(list(texts), truncation=True, max_length=length)["input_ids"] if texts else []
     for row, tokens in zip(numbers, found, strict=True):
         row[: len(tokens)] = torch.tensor(tokens, dtype=torch.int64)

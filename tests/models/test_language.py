@@ -10,12 +10,13 @@ import pytest
 import torch
 from lib.resumed import assert_same
 from lib.toy import trainer
+from lib.words import tokenizer_folder
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedNTD, FocalLoss
-from fl_lightning.datamodules import MarkovTexts
+from fl_lightning.datamodules import HuggingFace, MarkovTexts
 from fl_lightning.models import CausalLM, ImageClassifier, TextTransformer
 from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
@@ -25,6 +26,14 @@ pytest.importorskip("peft")
 SIZE = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 12, "vocab_size": 9}
 TINY = {**SIZE, "bos_token_id": 0, "eos_token_id": 0}
 STILL = {**TINY, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}  # no dropout
+LLAMA = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 9,
+}
 BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
 
 
@@ -34,9 +43,9 @@ def model(settings: dict[str, Any] = STILL, **arguments: Any) -> CausalLM:
 
 
 def texts(count: int = 6, length: int = 10) -> Tensor:
-    """Texts whose second one is short, filled up by zeros."""
+    """Texts whose second one is short."""
     tokens = torch.randint(1, 9, (count, length), generator=torch.Generator().manual_seed(1))
-    tokens[1, 4:] = 0
+    tokens[1, 4:] = -100
     return tokens
 
 
@@ -50,23 +59,126 @@ def size(module: Any) -> int:
 
 def test_losses_are_those_of_transformers() -> None:
     """Its labels are the tokens, -100 at padding; it moves them by one place. Of 54 moved ones, 6 are padding."""
-    module, tokens = model(), texts()
-    labels = tokens.masked_fill(tokens == 0, -100)
-    theirs = module.network(input_ids=tokens, labels=labels).loss
-    for batch in (tokens, [tokens], (tokens, labels), [tokens, torch.arange(6)]):
+    module, labels = model(), texts()
+    filled = labels.clamp(min=0)
+    theirs = module.network(input_ids=filled, labels=labels).loss
+    for batch in (labels, [labels], (filled, labels), [labels, torch.arange(6)]):
         torch.testing.assert_close(module.training_step(batch, 0)["loss"], theirs)
-    assert (module.predict_next(tokens)[1] != -100).sum() == 48
-    assert module.training_step(torch.zeros(2, 5, dtype=torch.int64), 0)["loss"] == 0
+    assert (module.predict_next(labels)[1] != -100).sum() == 48
+    assert module.training_step(torch.full((2, 5), -100), 0)["loss"] == 0
 
 
-def test_padding_changes_no_token_before_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Though no mask is given, of which transformers would warn."""
-    module = model({**STILL, "pad_token_id": 0}).eval()
-    short, long = torch.tensor([[3, 4, 5]]), torch.tensor([[3, 4, 5, 0, 0]])
+def test_labels_say_which_tokens_are_targets() -> None:
+    """Of an answer alone, here the last two tokens; padding is none, whatever the labels say."""
+    module = model()
+    tokens, labels = torch.tensor([[3, 4, 5, 6, -100]]), torch.tensor([[-100, -100, 5, 6, 7]])
+    theirs = module.network(input_ids=tokens[:, :4], labels=labels[:, :4]).loss
+    torch.testing.assert_close(module.training_step([tokens, labels], 0)["loss"], theirs)
+
+
+@pytest.mark.parametrize("settings", [STILL, {**STILL, "pad_token_id": 0}, {**STILL, "eos_token_id": 5}])
+@pytest.mark.parametrize("longer", [[[3, 4, 5, -100, -100]], [[-100, -100, 3, 4, 5]]])
+def test_padding_changes_no_token(
+    settings: dict[str, Any], longer: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the text or after it, though no mask is given, of which transformers would warn."""
+    module = model(settings).eval()
+    short, long = torch.tensor([[3, 4, 5]]), torch.tensor(longer)
     with torch.no_grad():
+        logits, labels = module.predict_next(long)
+        torch.testing.assert_close(logits[:, :2], module(short)[:, :2])
         torch.testing.assert_close(module(long)[:, :3], module(short))
         torch.testing.assert_close(module.predict_step(long, 0), module(short)[:, -1].softmax(1))
+    assert labels.tolist() == [[4, 5, -100, -100]]
     assert not caplog.messages
+
+
+def test_a_number_fills_up_texts() -> None:
+    """Where it is given, before or after them; the same number within a text is a token."""
+    tokens = torch.tensor([[7, 7, 3, 7, 5], [3, 7, 5, 7, 7]])
+    marked = torch.tensor([[-100, -100, 3, 7, 5], [3, 7, 5, -100, -100]])
+    losses = [model(pad=pad).training_step(given, 0)["loss"] for pad, given in ((7, tokens), (None, marked))]
+    assert losses[0] == losses[1]
+    torch.manual_seed(0)
+    network = TextTransformer("gpt2", 3, STILL, weights=False, pad=7).eval()
+    one, other = network(tokens)
+    torch.testing.assert_close(one, other)
+    torch.testing.assert_close(one, network(torch.tensor([[3, 7, 5]]))[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("gpt2", {**STILL, "eos_token_id": 7}),
+        ("llama", {**LLAMA, "eos_token_id": [2, 7]}),
+        ("llama", {**LLAMA, "pad_token_id": 7}),
+    ],
+)
+@pytest.mark.parametrize("filled", [[3, 4, 7, 7], [7, 7, 3, 4]])
+def test_refuses_texts_that_seem_filled_up(kind: str, settings: dict[str, Any], filled: list[int]) -> None:
+    """The model's config alone cannot tell whether its end, twice at the end of a text, fills the text up."""
+    batch = [torch.tensor([[3, 4, 5, 6], filled]), torch.tensor([0, 1])]
+    for pad in (None, 7, -100):
+        network = ImageClassifier(TextTransformer(kind, 2, settings, weights=False, pad=pad), 2)
+        for module in (CausalLM(kind, settings, weights=False, pad=pad), network):
+            module.training_step(batch, 0)
+            if pad is None:
+                message = f"texts begin or end in several tokens 7, of which {kind} cannot tell .*: set pad to 7 if"
+                with pytest.raises(ConfigurationError, match=message):
+                    module.eval().predict_step(batch, 0)
+            else:
+                module.eval().predict_step(batch, 0)
+
+
+def test_labels_tell_the_end_of_a_text_from_padding() -> None:
+    """Of three ends the first is the text's; labels of padding before a text are those of a prompt, and say nothing."""
+    end = {**STILL, "eos_token_id": 7}
+    tokens, labels = torch.tensor([[3, 4, 7, 7, 7]]), torch.tensor([[3, 4, 7, -100, -100]])
+    for pad in (None, 7):
+        assert model(end, pad=pad).eval().predict_next([tokens, labels])[1].tolist() == [[4, 7, -100, -100]]
+    with pytest.raises(ConfigurationError, match="texts begin or end in several tokens 7"):
+        model(end).eval().predict_next([tokens.flip(1), labels.flip(1)])
+    given = (
+        model(end, pad=7).eval().predict_next([torch.tensor([[7, 7, 3, 4, 7]]), torch.tensor([[-100, -100, 3, 4, 7]])])
+    )
+    assert given[1].tolist() == [[4, 7, -100, -100]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "pad"),
+    [
+        ("qwen2", {**LLAMA, "eos_token_id": 4}, "[PAD]"),  # a config that names no padding
+        ("llama", {**LLAMA, "eos_token_id": [4, 8]}, "[PAD]"),  # and several ends
+        ("gpt2", {**STILL, "eos_token_id": 4}, "[END]"),  # an end fills up
+    ],
+)
+def test_perplexity_is_that_of_a_plain_loop(tmp_path: Path, kind: str, settings: dict[str, Any], pad: str) -> None:
+    """The tokenizer of the model fills up texts, and masks what it filled up; the end of a text is a target."""
+    datasets = pytest.importorskip("datasets")
+    name = tokenizer_folder(tmp_path, ends=True, pad_token=pad, eos_token="[END]")
+    lines = ["the cat", "the cat sees the cat", "cat", "sees the cat"]
+    rows = datasets.Dataset.from_dict({"text": lines})
+    torch.manual_seed(0)
+    module = CausalLM(kind, settings, weights=False, optimizer=lambda params: torch.optim.AdamW(params, lr=0.02))
+    plain: Any = copy.deepcopy(module.network)
+    data = HuggingFace(rows, rows, num_clients=1, tokenizer=name, length=10, batch_size=4)
+    run = trainer(rounds=3)
+    run.fit(FederatedOrchestrator(module), datamodule=data)
+
+    cut = transformers.AutoTokenizer.from_pretrained(name)
+    filled = cut(lines, padding="max_length", max_length=10, return_tensors="pt")
+    labels = filled["input_ids"].masked_fill(filled["attention_mask"] == 0, -100)
+    assert (labels[:, 1:] == 4).sum() == 4
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.02)  # one batch a round, and a new optimizer
+    for _ in range(3):
+        optimizer = torch.optim.AdamW(plain.parameters(), lr=0.02)
+        plain(**filled, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    plain.eval()
+    with torch.no_grad():
+        loss = plain(**filled, labels=labels).loss.item()
+    assert run.callback_metrics["val/perplexity"].item() == pytest.approx(math.exp(loss), rel=1e-4)
 
 
 def test_metrics_are_means_over_tokens_of_all_batches() -> None:
@@ -74,10 +186,9 @@ def test_metrics_are_means_over_tokens_of_all_batches() -> None:
     module, tokens = model(), texts()
     data = FederatedDataModule.from_loaders(TensorDataset(tokens), TensorDataset(tokens), batch_size=3, num_clients=1)
     (shown,) = trainer().validate(FederatedOrchestrator(module), datamodule=data, verbose=False)
-    labels = tokens.masked_fill(tokens == 0, -100)
     with torch.no_grad():
-        out = module.network(input_ids=tokens, labels=labels)
-    right = (out.logits[:, :-1].argmax(2) == labels[:, 1:]).sum() / 48
+        out = module.network(input_ids=tokens.clamp(min=0), labels=tokens)
+    right = (out.logits[:, :-1].argmax(2) == tokens[:, 1:]).sum() / 48
     assert shown["val/loss"] == pytest.approx(out.loss.item(), rel=1e-5)
     assert shown["val/perplexity"] == pytest.approx(math.exp(out.loss.item()), rel=1e-5)
     assert shown["val/top1"] == pytest.approx(right.item())
@@ -105,16 +216,55 @@ def test_the_head_of_a_classifier_trains_beside_the_matrices() -> None:
     assert not any("pooler" in name for name in trained(bert))
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("gpt2", STILL), ("bert", BERT)])
-def test_padding_changes_no_class(kind: str, settings: dict[str, Any]) -> None:
-    """And a text of padding alone still has classes."""
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("gpt2", STILL),
+        ("gpt2", {**STILL, "pad_token_id": 5}),
+        ("llama", {**LLAMA, "eos_token_id": [1, 5]}),
+        ("bert", BERT),
+    ],
+)
+@pytest.mark.parametrize("longer", [[[3, 0, 5, -100, -100]], [[-100, -100, 3, 0, 5]]])
+def test_padding_changes_no_class(kind: str, settings: dict[str, Any], longer: list[list[int]]) -> None:
+    """Before the text or after it, whatever tokens the text ends in; and a text of padding alone still has classes."""
     torch.manual_seed(0)
     network = TextTransformer(kind, 3, settings, weights=False).eval()
-    short, long = torch.tensor([[3, 4, 5]]), torch.tensor([[3, 4, 5, 0, 0]])
+    short, long = torch.tensor([[3, 0, 5]]), torch.tensor(longer)
     with torch.no_grad():
-        torch.testing.assert_close(network(long), network(short))
-        assert not torch.allclose(network(torch.tensor([[3, 4, 5, 6, 6]])), network(short))
-        assert network(torch.zeros(1, 5, dtype=torch.int64)).isfinite().all()
+        theirs = network.network(input_ids=short, attention_mask=torch.ones_like(short)).logits
+        torch.testing.assert_close(network(short), theirs)
+        torch.testing.assert_close(network(long), theirs)
+        torch.testing.assert_close(network(torch.cat([long, long.flip(1)]))[:1], theirs)
+        assert not torch.allclose(network(torch.tensor([[3, 0, 5, 6, 6]])), theirs)
+        assert network(torch.full((1, 5), -100)).isfinite().all()
+
+
+def test_a_network_that_mixes_all_places_sees_its_own_padding() -> None:
+    """As transformers gives it: FNet has no mask, and a padding of 3 by its config."""
+    torch.manual_seed(0)
+    settings = {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9, "pad_token_id": 3}
+    network = TextTransformer("fnet", 3, settings, weights=False).eval()
+    theirs = network.network(input_ids=torch.tensor([[4, 5, 3, 3]])).logits
+    torch.testing.assert_close(network(torch.tensor([[4, 5, -100, -100]])), theirs)
+
+
+@pytest.mark.filterwarnings("error:clients_at_once")
+@pytest.mark.parametrize(("kind", "settings"), [("gpt2", STILL), ("llama", LLAMA)])
+def test_clients_with_padded_texts_train_at_once(kind: str, settings: dict[str, Any]) -> None:
+    """Texts of 2 to 8 tokens, padding after them or before them: rounding apart from one client after another."""
+    tokens = texts(12, 8)
+    for row in range(12):
+        tokens[row, 2 + row % 7 :] = -100
+    tokens[5:] = tokens[5:].flip(1)
+    data = FederatedDataModule.from_loaders(TensorDataset(tokens), num_clients=3, batch_size=2)
+    ends = []
+    for at_once in (1, 3):
+        torch.manual_seed(0)
+        orchestrator = FederatedOrchestrator(CausalLM(kind, settings, weights=False), clients_at_once=at_once)
+        trainer(rounds=2).fit(orchestrator, datamodule=data)
+        ends.append(orchestrator.params)
+    torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=1e-6)
 
 
 def test_rules_for_classes_train_a_classifier_of_texts_and_refuse_a_language_model() -> None:
@@ -142,7 +292,7 @@ def test_a_round_of_one_client_is_a_plain_loop(frozen: Any) -> None:
     for _ in range(2):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=frozen == "bfloat16"):
-            loss = plain(input_ids=tokens, labels=tokens.masked_fill(tokens == 0, -100)).loss
+            loss = plain(input_ids=tokens.clamp(min=0), labels=tokens).loss
         loss.backward()
         optimizer.step()
     for name, parameter in plain.named_parameters():

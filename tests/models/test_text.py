@@ -75,6 +75,37 @@ def test_zeros_after_the_last_word_change_nothing(name: str) -> None:
     assert after.isfinite().all()
 
 
+@pytest.mark.parametrize("make", [lambda: TextLSTM(3, 7, 4, 5, pad=None), lambda: BagOfWords(3, 7, 4, pad=None)])
+@pytest.mark.parametrize("longer", [[[0, 4, 0, -100, -100]], [[-100, -100, 0, 4, 0]], [[-100, 0, 4, -100, 0]]])
+def test_places_without_a_word_change_nothing(make: Callable[[], nn.Module], longer: list[list[int]]) -> None:
+    """Where data mark them by -100, whatever side they are on, 0 is a word like any other, at the end, too."""
+    torch.manual_seed(0)
+    network: Any = make()
+    text = torch.tensor([[0, 4, 0]])
+    assert torch.allclose(network(torch.tensor(longer)), network(text), atol=1e-7)
+    assert not torch.allclose(network(text[:, :2]), network(text), atol=1e-3)
+
+
+def test_words_after_zeros() -> None:
+    """A text that is filled up before its first word has the classes of the same text filled up after its last one."""
+    torch.manual_seed(0)
+    network = TextLSTM(3, 7, 4, 5)
+    assert torch.allclose(network(torch.tensor([[0, 0, 3, 4]])), network(torch.tensor([[3, 4, 0, 0]])))
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (TextLSTM(2, 7, 4, 5), r"TextLSTM has the numbers 0 to 6, got -100 to 3: set vocabulary .*, and pad to null"),
+        (BagOfWords(2, 7, 4), r"BagOfWords has the numbers 0 to 6, got -100 to 3: set vocabulary .*, and pad to null"),
+        (CharLSTM(7, 4, 5), r"CharLSTM has the numbers 0 to 6, got -100 to 3: set num_classes .* have one length"),
+    ],
+)
+def test_refuses_numbers_of_no_word(network: nn.Module, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        network(torch.tensor([[3, -100]]))
+
+
 def test_order_counts_for_the_lstm_alone() -> None:
     torch.manual_seed(0)
     words = torch.tensor([[3, 4, 5, 0]])

@@ -5,39 +5,30 @@ from typing import Any
 
 import pytest
 import torch
+from lib.words import tokenizer_folder
 
 from fl_lightning import ConfigurationError
 from fl_lightning.datamodules import HuggingFace
 
 datasets: Any = pytest.importorskip("datasets")
-transformers: Any = pytest.importorskip("transformers")
-tokenizers: Any = pytest.importorskip("tokenizers")
+pytest.importorskip("transformers")
 
-WORDS = {"the": 0, "cat": 1, "sees": 2, "[PAD]": 3, "[END]": 4}
 ROWS = {"text": ["the cat", "the cat sees the cat", "cat"], "label": [1, 0, 1], "user": ["bo", "al", "bo"]}
-
-
-def folder(path: Path, **tokens: str) -> str:
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(WORDS, unk_token="the"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, **tokens).save_pretrained(path)
-    return str(path)
 
 
 def rows(**change: Any) -> Any:
     return datasets.Dataset.from_dict(ROWS | change)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "pad"), [({"pad_token": "[PAD]", "eos_token": "[END]"}, 3), ({"eos_token": "[END]"}, 4), ({}, 0)]
-)
-def test_texts_become_tokens(tmp_path: Path, tokens: dict[str, str], pad: int) -> None:
-    data = HuggingFace(rows(), rows(), client="user", tokenizer=folder(tmp_path, **tokens), length=3)
+@pytest.mark.parametrize("tokens", [{"pad_token": "[PAD]", "eos_token": "[END]"}, {"pad_token": "[END]"}, {}])
+def test_texts_become_tokens(tmp_path: Path, tokens: dict[str, str]) -> None:
+    """Filled up with -100, which is no token, whatever the tokenizer would take."""
+    data = HuggingFace(rows(), rows(), client="user", tokenizer=tokenizer_folder(tmp_path, **tokens), length=3)
     assert data.client_names == ["al", "bo"]
     (words, labels), *rest = data.val_dataloader()
     assert not rest
     assert words.dtype == labels.dtype == torch.int64
-    assert words.tolist() == [[0, 1, pad], [0, 1, 2], [1, pad, pad]]
+    assert words.tolist() == [[0, 1, -100], [0, 1, 2], [1, -100, -100]]
     assert labels.tolist() == [1, 0, 1]
     (own,) = data.client_batches(0, torch.Generator())
     assert [part.tolist() for part in own] == [[[0, 1, 2]], [0]]
@@ -46,9 +37,17 @@ def test_texts_become_tokens(tmp_path: Path, tokens: dict[str, str], pad: int) -
     assert counts.tolist() == [[1, 0], [0, 2]]
 
 
+def test_the_end_of_a_text_stays(tmp_path: Path) -> None:
+    """Though the tokenizer fills up with the same token. Of a longer text it cuts off words, and keeps the end."""
+    name = tokenizer_folder(tmp_path, ends=True, pad_token="[END]", eos_token="[END]")
+    data = HuggingFace(rows(), num_clients=1, columns=["text"], tokenizer=name, length=4)
+    (words,) = data.datamodule.train_dataloader().dataset.tensors
+    assert words.tolist() == [[0, 1, 4, -100], [0, 1, 2, 4], [1, 4, -100, -100]]
+
+
 def test_columns_say_what_is_read(tmp_path: Path) -> None:
     both = rows(title=["cat", "the", "sees"])
-    name = folder(tmp_path)
+    name = tokenizer_folder(tmp_path)
     for columns, expected in ((["title"], [[[1], [0], [2]]]), (["title", "label"], [[[1], [0], [2]], [1, 0, 1]])):
         data = HuggingFace(both, columns=columns, num_clients=1, tokenizer=name, length=1)
         batch = data.datamodule.train_dataloader().dataset.tensors
@@ -71,7 +70,7 @@ def test_refuses_other_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    settings = {"train": rows(), "client": "user", "tokenizer": folder(tmp_path), **change}
+    settings = {"train": rows(), "client": "user", "tokenizer": tokenizer_folder(tmp_path), **change}
     with pytest.raises(ConfigurationError, match=message) as caught:
         HuggingFace(**settings)
     assert "\n" not in str(caught.value)
