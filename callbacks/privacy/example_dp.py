@@ -1,21 +1,22 @@
 """ExampleDP: clients train by gradients that are clipped and have noise: DP-SGD."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.utils.data import Subset
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, LocalRun, Server, overrides, rules_of
+from fl_lightning import ConfigurationError, FederatedCallback, LocalRun, Server, check_names, overrides
 from fl_lightning.callbacks.client.fedsam import following
 from fl_lightning.callbacks.personal.fedbn import KINDS
+from fl_lightning.callbacks.privacy.by_example import check_by_example
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
+from fl_lightning.callbacks.privacy.private_rule import CLIENT_HOOKS, SERVER_HOOKS
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import takes_index
 
@@ -67,11 +68,23 @@ class ExampleDP(NoisyClients):
     """
 
     settles = frozenset({"local gradient", "loss"})
+    telling_hooks = (*SERVER_HOOKS, *CLIENT_HOOKS)
+
+    def __init__(
+        self,
+        clip: float = 1.0,
+        noise_multiplier: float = 1.0,
+        delta: float = 1e-5,
+        by_example: Sequence[str] = (),
+    ) -> None:
+        super().__init__(clip, noise_multiplier, delta)
+        if by_example:
+            check_names(by_example=by_example)
+        self.by_example = by_example
 
     @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        orchestrator: Any = pl_module
-        for rule in rules_of(trainer):
+    def check(self, orchestrator: Any, rules: Sequence[FederatedCallback]) -> None:
+        for rule in rules:
             if rule is not self and (overrides(rule, "loss") or overrides(rule, "closure")):
                 raise ConfigurationError(
                     f"ExampleDP takes the gradients of {type(orchestrator.client).__name__}'s own loss, example by "
@@ -88,22 +101,12 @@ class ExampleDP(NoisyClients):
                 f"ExampleDP counts an example once an epoch, but {type(orchestrator.data).__name__} has own "
                 "client_batches, so ε would be false: leave the batches to the base class"
             )
-        super().on_train_start(trainer, pl_module)
+        super().check(orchestrator, rules)
+        check_by_example(orchestrator, self.by_example)
 
     @override
     def sums(self, orchestrator: Server) -> Mapping[int, int]:
         return self.made
-
-    @override
-    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        for client in cohort.clients:  # before the model tells of them
-            examples = orchestrator.data.client_dataset(client)
-            if isinstance(examples, Subset) and len(set(examples.indices)) < len(examples.indices):
-                raise ConfigurationError(
-                    f"ExampleDP counts an example once an epoch, but client {client} has one several times, so ε would "
-                    "be false: give each example once"
-                )
-        return super().aggregate(orchestrator, cohort)
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
