@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from fl_lightning import ConfigurationError
-from fl_lightning.datamodules.tables.columns import LazyImages
+from fl_lightning.datamodules.tables.columns import LazyImages, Tuples
 from fl_lightning.engine.federation.batches import take
 from fl_lightning.engine.federation.clients import TRANSFER_HOOKS, ClientData
 from fl_lightning.engine.training.local_training import HOOKS
@@ -96,6 +96,8 @@ def parts_of(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
             own = rows[numbers == number]
             if len(own):
                 yield from parts_of(part, own - int(ends[number]) + len(part))  # type: ignore[arg-type]  # has a length
+    elif type(dataset) is Tuples:  # of columns of a Hugging Face data set, which may have a transform of the user's
+        yield from parts_of(dataset.dataset, rows)
     else:
         yield dataset, rows
 

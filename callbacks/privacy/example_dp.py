@@ -56,15 +56,23 @@ class ExampleDP(NoisyClients):
     losses are not covered: the optimizer gets nan in their place, and a rule that reads them is refused, but not a
     module of your own. Gradients take memory for B × P numbers, and the clients train one by one.
 
+    An example's gradient must depend on that example alone, and an example come once in the federation. So it is with
+    the package's own data modules and LightningModules, exactly these, and layers of PyTorch, timm, transformers and
+    peft other than BatchNorm. A run with other classes or functions that see a batch is refused, unless ``by_example``
+    names them.
+
     Args:
         clip: S > 0, largest norm of an example's gradient.
         noise_multiplier: z > 0; each coordinate of the noise has the standard deviation z S.
         delta: δ in (0, 1).
+        by_example: names of your classes and functions, such as ``[MyNet, my_collate, MyModule.on_train_start]``, that
+            treat each example alone: what they make of an example, and whether it trains, depends on no other example.
 
     Raises:
-        ConfigurationError: an argument is out of range; another rule changes the loss, evaluates gradients, or reads
-            more than updates; the module has BatchNorm, which mixes examples, or a line search; clients send more, or
-            have an example several times.
+        ConfigurationError: an argument is out of range; another rule changes the loss, evaluates gradients, learns from
+            examples, or reads more than updates; the module has BatchNorm, which mixes examples, or a line search; a
+            class or function is neither the package's own nor named; clients send more, or have an example several
+            times.
     """
 
     settles = frozenset({"local gradient", "loss"})

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from lib.toy import trainer
@@ -18,7 +19,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import ExampleDP
 from fl_lightning.callbacks.privacy.by_example import parts_of
-from fl_lightning.datamodules import Digits, Tensors
+from fl_lightning.datamodules import Digits, HuggingFace, Tensors
 from fl_lightning.datamodules.changes.augmentation import Augmentation, RandomFlip
 from fl_lightning.models import ImageClassifier, LogisticRegression
 
@@ -297,3 +298,12 @@ def test_images_in_memory() -> None:
     images = torch.randint(256, (40, 1, 4, 4), dtype=torch.uint8)
     data = Tensors(train=(images, torch.arange(40) % 2), test=(images, torch.arange(40) % 2), num_clients=2)
     fit(ImageClassifier(LogisticRegression(in_features=16, num_classes=2), num_classes=2), data, noise=1.0)
+
+
+def test_a_hugging_face_data_set_may_have_a_transform() -> None:
+    rows = datasets.Dataset.from_dict({"x": ROWS.float().tolist(), "y": [0, 1] * 4})
+    data = HuggingFace(rows, columns=["x", "y"], num_clients=2)
+    module = ImageClassifier(LogisticRegression(in_features=2, num_classes=2), num_classes=2)
+    with pytest.raises(ConfigurationError, match=r"through Dataset \(data set\), so"):
+        fit(module, data)
+    fit(module, data, by_example=["Dataset"], noise=1.0)

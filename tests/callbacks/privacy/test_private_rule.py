@@ -12,6 +12,7 @@ Mironov et al., 2019 ("Rényi Differential Privacy of the Sampled Gaussian Mecha
 import math
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from torch.utils.data import TensorDataset
 
 from fl_lightning import (
     Cohort,
+    ConfigurationError,
     FederatedCallback,
     FederatedDataModule,
     FederatedOrchestrator,
@@ -366,6 +368,20 @@ def test_who_has_another_number(
     library = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     expected = library.compose(GaussianDpEvent(2.0), max(made)).get_epsilon(DELTA)
     assert rule.epsilon(DELTA) == pytest.approx(expected)
+
+
+class Measures(Data):
+    """Scales the points by what it has measured on all of them."""
+
+    measured = {"the largest point": "give it"}  # noqa: RUF012  # of a class for one test
+
+
+@pytest.mark.parametrize("kind", [LocalDP, ExampleDP, partial(ClientDP, noise_multiplier=1.0)])
+def test_nothing_is_measured_on_all_clients(kind: Any) -> None:
+    vouched = {"by_example": [*VOUCHED, "Measures"]} if kind is ExampleDP else {}
+    message = "DP: Measures measures the largest point on the examples of all clients, without noise, .*: give it"
+    with pytest.raises(ConfigurationError, match=message):
+        trainer(kind(**vouched)).fit(FederatedOrchestrator(Model("")), datamodule=Measures([*range(CLIENTS)]))
 
 
 def test_never_below_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
