@@ -13,10 +13,9 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from fl_lightning import ConfigurationError
+from fl_lightning import ConfigurationError, FederatedDataModule
 from fl_lightning.datamodules.tables.columns import LazyImages, Tuples
-from fl_lightning.engine.federation.batches import take
-from fl_lightning.engine.federation.clients import TRANSFER_HOOKS, ClientData
+from fl_lightning.engine.federation.clients import TRANSFER_HOOKS
 from fl_lightning.engine.training.local_training import HOOKS
 
 # The packages whose functions, and whose layers, exactly these, treat each example of a batch alone. BatchNorm does
@@ -53,19 +52,19 @@ def check_by_example(orchestrator: Any, vouched: Collection[str]) -> None:
     Raises:
         ConfigurationError: a class or function is neither the package's own nor vouched for; an example comes twice.
     """
-    kinds: set[type] = set()
+    kinds: dict[type, str] = {}
     places: list[Place] = []
     data = orchestrator.data
     for client in data.sizes.nonzero().flatten().tolist():
         examples = data.client_dataset(client)
         own: list[Place] = []
         for dataset, rows in parts_of(examples, torch.arange(len(examples))):
-            kinds.add(type(dataset))
+            kinds[type(dataset)] = "data set"
             own.append(_place(client, dataset, rows))
         _refuse_twice(data, own)
         places += own
     found = {_name(thing): role for thing, role in _foreign(orchestrator)}
-    found |= {_name(kind): "data set" for kind in kinds if kind not in DATA_SETS}
+    found |= {_name(kind): role for kind, role in kinds.items() if kind not in DATA_SETS}
     strange = {name: role for name, role in found.items() if name not in vouched}
     if strange:
         told = ", ".join(f"{name} ({role})" for name, role in strange.items())
@@ -88,7 +87,7 @@ def parts_of(dataset: Any, rows: Tensor) -> Iterator[tuple[Any, Tensor]]:
     """
     rows = torch.where(rows < 0, rows + len(dataset), rows)
     if type(dataset) is Subset:
-        yield from parts_of(dataset.dataset, take(torch.as_tensor(dataset.indices), rows))
+        yield from parts_of(dataset.dataset, torch.as_tensor(dataset.indices)[rows])
     elif type(dataset) is ConcatDataset:
         ends = torch.tensor(dataset.cumulative_sizes)
         numbers = torch.bucketize(rows, ends, right=True)
@@ -121,7 +120,7 @@ def _itself(dataset: Any) -> Any:
     return dataset
 
 
-def _refuse_twice(data: ClientData, places: Sequence[Place]) -> None:
+def _refuse_twice(data: FederatedDataModule, places: Sequence[Place]) -> None:
     """Refuse an example that lies in two places."""
     by_space: dict[object, list[Place]] = {}
     for place in places:
@@ -162,13 +161,15 @@ def _foreign(orchestrator: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _foreign_layers(module: nn.Module, role: str) -> Iterator[tuple[Any, str]]:
-    """Yield the outermost modules of a module, itself included, whose class is foreign, and foreign forward hooks."""
+    """Yield the outermost modules of a module, itself included, whose class is foreign, and foreign hooks of layers."""
     if not _is_own(type(module), LAYERS):
         yield type(module), role
         return
-    for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-        if not _is_own(hook, LAYERS):
-            yield hook, "forward hook"
+    forward = (module._forward_pre_hooks, module._forward_hooks)
+    for hooks in (*forward, module._backward_pre_hooks, module._backward_hooks):
+        for hook in hooks.values():
+            if not _is_own(hook, LAYERS):
+                yield hook, "hook of a layer"
     for child in module.children():
         yield from _foreign_layers(child, "network")
 

@@ -70,9 +70,9 @@ class ExampleDP(NoisyClients):
 
     Raises:
         ConfigurationError: an argument is out of range; another rule changes the loss, evaluates gradients, learns from
-            examples, or reads more than updates; the module has BatchNorm, which mixes examples, or a line search; a
-            class or function is neither the package's own nor named; clients send more, or have an example several
-            times.
+            examples, or reads more than updates; the module has BatchNorm, which mixes examples, a line search, or
+            hooks on gradients; a class or function is neither the package's own nor named; clients send more, or have
+            an example several times.
     """
 
     settles = frozenset({"local gradient", "loss"})
@@ -135,6 +135,12 @@ class ExampleDP(NoisyClients):
                 f"ExampleDP: the line search of {type(optimizer).__name__} reads the loss, which has no noise: set "
                 "line_search_fn to None"
             )
+        for name, parameter in run.module.named_parameters():
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise ConfigurationError(
+                    f"ExampleDP: {name} has hooks on its gradient, such as of an optimizer that steps in the backward "
+                    "pass, which see the gradient without noise: leave them out"
+                )
         optimizer.register_step_pre_hook(_without_loss)
 
     @override

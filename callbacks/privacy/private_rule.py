@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Metric, Monitor, Server
 from fl_lightning.callbacks.privacy.accountant import Accountant, Release, Sampling, epsilon_of
-from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.rules.declared import stands
 
 EPSILON = Metric(
@@ -44,7 +43,7 @@ class PrivateRule(FederatedCallback, ABC):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         orchestrator: Any = pl_module
-        self._refuse_measured(orchestrator.data)
+        self._refuse_measured(orchestrator)
         made = orchestrator.rounds_before + orchestrator.rounds_done
         self._compare_units(trainer, orchestrator)
         missing = made - int(self.state.get("rounds", 0))
@@ -57,8 +56,9 @@ class PrivateRule(FederatedCallback, ABC):
             self.record(Accountant("fixed"), 0.0, torch.inf, torch.ones(self.units(orchestrator), dtype=torch.int64))
         self.state["rounds"] = torch.tensor(made)
 
-    def _refuse_measured(self, data: FederatedData) -> None:
+    def _refuse_measured(self, orchestrator: Server) -> None:
         """Refuse settings that all clients' examples have a part in, so that one moves what the others send."""
+        data = orchestrator.data
         for what, remedy in data.measured.items():
             raise ConfigurationError(
                 f"{type(self).__name__}: {type(data).__name__} measures {what} on the examples of all clients, without "

@@ -201,8 +201,8 @@ class Turns(Augmentation):
         return images.flip(0)
 
 
-def hook(module: Any, inputs: Any) -> None:
-    pass
+def hook(module: Any, *others: Any) -> None:
+    """Does nothing."""
 
 
 def digits(**settings: Any) -> Digits:
@@ -217,10 +217,11 @@ def test_the_packages_own_need_no_name() -> None:
     with pytest.raises(ConfigurationError, match=r"through Own \(network\), Turns \(augment\), so"):
         fit(ImageClassifier(Own()), digits(augment=[RandomFlip(), Turns()]))
     fit(ImageClassifier(Own()), digits(), by_example=["Own"], noise=1.0)
-    network = LogisticRegression(in_features=64)
-    network.register_forward_pre_hook(hook)
-    with pytest.raises(ConfigurationError, match=r"through hook \(forward hook\), so"):
-        fit(ImageClassifier(network), digits())
+    for register in ("register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"):
+        network = LogisticRegression(in_features=64)
+        getattr(network, register)(hook)
+        with pytest.raises(ConfigurationError, match=r"through hook \(hook of a layer\), so"):
+            fit(ImageClassifier(network), digits())
 
 
 def test_names_are_a_list() -> None:

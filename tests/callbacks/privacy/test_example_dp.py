@@ -276,6 +276,24 @@ def test_an_optimizer_reads_no_loss() -> None:
         trainer(Vouched()).fit(FederatedOrchestrator(Searches()), datamodule=Points(batch_size=2))
 
 
+class InBackward(torch.optim.SGD):
+    """Steps as soon as there is a gradient, which has no noise then."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.register_post_accumulate_grad_hook(lambda own: own.data.sub_(own.grad))
+
+
+def test_an_optimizer_sees_no_gradient_without_noise() -> None:
+    class Early(Net):
+        def configure_optimizers(self) -> Any:
+            return InBackward(self.parameters())
+
+    with pytest.raises(ConfigurationError, match=r"net\.0\.weight has hooks on its gradient"):
+        fit(Early(), Vouched(by_example=[*VOUCHED, "Early"]), on_hidden_state="off")
+
+
 def test_a_client_that_is_left_out_counts() -> None:
     rule, fault = Vouched(), FaultInjection("nan", clients=[0])
     trainer(rule, fault).fit(FederatedOrchestrator(Net(), local_epochs=2), datamodule=Points(batch_size=2))
