@@ -122,14 +122,17 @@ NO_USERS_BUSINESS = {
     "fl_lightning.engine.updates.gram": {"EPSILON"},
     # private rules ask what other classes promise, and take a training step apart, so that ε is true
     "fl_lightning.engine.rules.callback": {"streams"},
-    "fl_lightning.engine.rules.declared": {"declares"},
+    "fl_lightning.engine.rules.declared": {"declares", "stands"},
     "fl_lightning.engine.rules.server": {"takes_index"},
+    # ExampleDP asks what has a batch in its hands, and private rules who the clients are
+    "fl_lightning.datamodules.tables.columns": {"LazyImages", "Tuples"},
+    "fl_lightning.engine.training.local_training": {"HOOKS"},
     # second derivatives of a module's loss need its tensors in the order in which they lie in memory
     "fl_lightning.engine.module.logged": {"in_use", "spare_metrics"},
     "fl_lightning.engine.module.params": {"join", "memory_order"},
     "fl_lightning.seeding": {"derive", "generator", "seed_globals"},
     # messages and errors in the package's own words
-    "fl_lightning.engine.federation.clients": {"remedy"},
+    "fl_lightning.engine.federation.clients": {"remedy", "TRANSFER_HOOKS", "client_fingerprints"},
     "fl_lightning.errors": {"nearest", "values_of"},
     # files and pictures of the run folder, and what reports make of a metric
     "fl_lightning.files": {"whole"},

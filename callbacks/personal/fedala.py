@@ -73,6 +73,8 @@ class FedALA(FederatedCallback):
         ConfigurationError: an argument is out of range; no trainable parameter has a name.
     """
 
+    reads = frozenset({"examples"})
+
     def __init__(self, parts: Sequence[str], share: float = 0.8, lr: float = 1.0) -> None:
         check_names(parts=parts)
         check_within("(0, 1]", share=share)

@@ -25,6 +25,7 @@ class IFCA(FederatedCallback):
     """
 
     broadcasts = ("models",)
+    reads = frozenset({"examples"})
 
     def __init__(self, clusters: int = 2) -> None:
         check_at_least(1, clusters=clusters)

@@ -69,6 +69,7 @@ class ClientDP(PrivateRule):
     )
     streams = True
     steps_alone = True
+    may_read = frozenset({"examples"})  # what a client learns from its examples is in its update
 
     def __init__(
         self,
@@ -126,6 +127,7 @@ class ClientDP(PrivateRule):
             if rule is self:
                 continue
             name, settled = type(rule).__name__, rule.settles & UNSAFE
+            unread = self.refusal_of(rule)
             weighs = overrides(rule, "stream_weights") or "base weights" in rule.settles
             refusals += [
                 (
@@ -136,10 +138,7 @@ class ClientDP(PrivateRule):
                     settled,
                     f"{name} settles the {', '.join(settled)}, so one client may move the sum further: leave it out",
                 ),
-                (
-                    rule.reads,
-                    f"{name} reads the clients' {', '.join(sorted(rule.reads))}, which have no noise: leave it out",
-                ),
+                (unread, ": ".join(unread or ())),
                 (weighs and rule not in self._before, f"{name} changes the weights after the clip: leave it out"),
             ]
         for applies, reason in refusals:

@@ -1,21 +1,22 @@
 """ExampleDP: clients train by gradients that are clipped and have noise: DP-SGD."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.utils.data import Subset
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, LocalRun, Server, overrides, rules_of
+from fl_lightning import ConfigurationError, FederatedCallback, LocalRun, Server, check_names, overrides
 from fl_lightning.callbacks.client.fedsam import following
 from fl_lightning.callbacks.personal.fedbn import KINDS
+from fl_lightning.callbacks.privacy.by_example import check_by_example
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
+from fl_lightning.callbacks.privacy.private_rule import CLIENT_HOOKS, SERVER_HOOKS
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import takes_index
 
@@ -55,23 +56,43 @@ class ExampleDP(NoisyClients):
     losses are not covered: the optimizer gets nan in their place, and a rule that reads them is refused, but not a
     module of your own. Gradients take memory for B × P numbers, and the clients train one by one.
 
+    An example's gradient must depend on that example alone, and an example come once in the federation. So it is with
+    the package's own data modules and LightningModules, exactly these, and layers of PyTorch, timm, transformers and
+    peft other than BatchNorm. A run with other classes or functions that see a batch is refused, unless ``by_example``
+    names them.
+
     Args:
         clip: S > 0, largest norm of an example's gradient.
         noise_multiplier: z > 0; each coordinate of the noise has the standard deviation z S.
         delta: δ in (0, 1).
+        by_example: names of your classes and functions, such as ``[MyNet, my_collate, MyModule.on_train_start]``, that
+            treat each example alone: what they make of an example, and whether it trains, depends on no other example.
 
     Raises:
-        ConfigurationError: an argument is out of range; another rule changes the loss, evaluates gradients, or reads
-            more than updates; the module has BatchNorm, which mixes examples, or a line search; clients send more, or
-            have an example several times.
+        ConfigurationError: an argument is out of range; another rule changes the loss, evaluates gradients, learns from
+            examples, or reads more than updates; the module has BatchNorm, which mixes examples, a line search, or
+            hooks on gradients; a class or function is neither the package's own nor named; clients send more, or have
+            an example several times.
     """
 
     settles = frozenset({"local gradient", "loss"})
+    telling_hooks = (*SERVER_HOOKS, *CLIENT_HOOKS)
+
+    def __init__(
+        self,
+        clip: float = 1.0,
+        noise_multiplier: float = 1.0,
+        delta: float = 1e-5,
+        by_example: Sequence[str] = (),
+    ) -> None:
+        super().__init__(clip, noise_multiplier, delta)
+        if by_example:
+            check_names(by_example=by_example)
+        self.by_example = by_example
 
     @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        orchestrator: Any = pl_module
-        for rule in rules_of(trainer):
+    def check(self, orchestrator: Any, rules: Sequence[FederatedCallback]) -> None:
+        for rule in rules:
             if rule is not self and (overrides(rule, "loss") or overrides(rule, "closure")):
                 raise ConfigurationError(
                     f"ExampleDP takes the gradients of {type(orchestrator.client).__name__}'s own loss, example by "
@@ -88,22 +109,12 @@ class ExampleDP(NoisyClients):
                 f"ExampleDP counts an example once an epoch, but {type(orchestrator.data).__name__} has own "
                 "client_batches, so ε would be false: leave the batches to the base class"
             )
-        super().on_train_start(trainer, pl_module)
+        super().check(orchestrator, rules)
+        check_by_example(orchestrator, self.by_example)
 
     @override
     def sums(self, orchestrator: Server) -> Mapping[int, int]:
         return self.made
-
-    @override
-    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        for client in cohort.clients:  # before the model tells of them
-            examples = orchestrator.data.client_dataset(client)
-            if isinstance(examples, Subset) and len(set(examples.indices)) < len(examples.indices):
-                raise ConfigurationError(
-                    f"ExampleDP counts an example once an epoch, but client {client} has one several times, so ε would "
-                    "be false: give each example once"
-                )
-        return super().aggregate(orchestrator, cohort)
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
@@ -124,6 +135,12 @@ class ExampleDP(NoisyClients):
                 f"ExampleDP: the line search of {type(optimizer).__name__} reads the loss, which has no noise: set "
                 "line_search_fn to None"
             )
+        for name, parameter in run.module.named_parameters():
+            if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+                raise ConfigurationError(
+                    f"ExampleDP: {name} has hooks on its gradient, such as of an optimizer that steps in the backward "
+                    "pass, which see the gradient without noise: leave them out"
+                )
         optimizer.register_step_pre_hook(_without_loss)
 
     @override

@@ -1,12 +1,12 @@
 """LocalDP: clients add noise to their updates before they send them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError, LocalRun, Server, overrides, rules_of
+from fl_lightning import ConfigurationError, FederatedCallback, LocalRun, Server, overrides
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
 from fl_lightning.engine.rules.declared import declares
 
@@ -33,9 +33,10 @@ class LocalDP(NoisyClients):
             rule changes the update after the noise.
     """
 
+    may_read = frozenset({"steps", "examples"})  # what a client learns from its examples is in its update
+
     @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        rules = rules_of(trainer)
+    def check(self, orchestrator: Any, rules: Sequence[FederatedCallback]) -> None:
         for rule in rules[rules.index(self) + 1 :]:
             if overrides(rule, "upload") and not declares(rule, "post_processes", ["upload"]):
                 name = type(rule).__name__
@@ -43,7 +44,7 @@ class LocalDP(NoisyClients):
                     f"LocalDP: {name} changes the update after the noise, from what may have none: list {name} before "
                     f"LocalDP, or declare post_processes = True in {name} if its upload reads the update alone"
                 )
-        super().on_train_start(trainer, pl_module)
+        super().check(orchestrator, rules)
 
     @override
     def sums(self, orchestrator: Server) -> Mapping[int, int]:

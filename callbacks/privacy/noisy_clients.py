@@ -1,7 +1,7 @@
 """NoisyClients: base of the rules with which clients add noise themselves."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -10,11 +10,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, Server, check_positive, check_within, rules_of
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, check_positive, check_within, rules_of
 from fl_lightning.callbacks.privacy.accountant import Accountant
 from fl_lightning.callbacks.privacy.private_rule import EPSILON, PrivateRule, refuse_beside_the_update
-
-COVERED = {"steps"}  # what a rule may read beside the updates: ε says that it does not cover these
+from fl_lightning.engine.federation.clients import client_fingerprints
 
 
 class NoisyClients(PrivateRule, ABC):
@@ -35,6 +34,7 @@ class NoisyClients(PrivateRule, ABC):
     needs_one_machine = "draws the clients' noise from the config's seed, which the server has, so ε would be false"
     metrics: ClassVar = (EPSILON,)
     streams = True
+    may_read = frozenset({"steps"})  # which ε does not cover, as the documentation says
 
     def __init__(self, clip: float = 1.0, noise_multiplier: float = 1.0, delta: float = 1e-5) -> None:
         check_positive(clip=clip, noise_multiplier=noise_multiplier)
@@ -43,18 +43,24 @@ class NoisyClients(PrivateRule, ABC):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for rule in rules_of(trainer):
-            if read := rule.reads - COVERED:
-                raise ConfigurationError(
-                    f"{type(self).__name__}: {type(rule).__name__} reads the clients' {', '.join(sorted(read))}, which "
-                    "have no noise, so ε would be false: leave it out"
-                )
+        self.check(pl_module, rules_of(trainer))
         super().on_train_start(trainer, pl_module)
         self.made: dict[int, int] = {}  # sums with noise of this device's clients in this round
+
+    def check(self, orchestrator: Any, rules: Sequence[FederatedCallback]) -> None:
+        """Refuse what would make ε false, before the first round."""
+        for rule in rules:
+            if rule is not self and (refusal := self.refusal_of(rule)):
+                reason, advice = refusal
+                raise ConfigurationError(f"{type(self).__name__}: {reason}, so ε would be false: {advice}")
 
     @override
     def units(self, orchestrator: Server) -> int:
         return orchestrator.data.num_clients
+
+    @override
+    def fingerprints(self, orchestrator: Server) -> Tensor:
+        return client_fingerprints(orchestrator.data)
 
     @abstractmethod
     def sums(self, orchestrator: Server) -> Mapping[int, int]:

@@ -15,6 +15,8 @@ LOSS = "loss"
 class ClientLosses(FederatedCallback, ABC):
     """Lets clients send the mean loss of their examples at the model that they start from, one pass over their data."""
 
+    reads = frozenset({"losses"})
+
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
         run.send(LOSS, orchestrator.client_loss(run.client, run.anchor))

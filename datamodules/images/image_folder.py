@@ -27,6 +27,8 @@ from fl_lightning.datamodules.files.sites import SiteFiles, classes_of, list_sit
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError, check_choice, refusal
 
+CONSTANTS = "mean and std"  # what may be measured
+
 
 class ImageFolder(ImageData):
     """Your own images, in a folder for each class, or for each site and class.
@@ -96,6 +98,8 @@ class ImageFolder(ImageData):
         self.test_share = test_share
         self.channels = channels
         self._is_to_measure = mean is None
+        if mean is None and self.normalize is True:
+            self.measured = {CONSTANTS: "set mean and std"}
         self.cache = cache
         if image_size is not None:
             pair_of(image_size)

@@ -1,6 +1,6 @@
 """ClientFiles: examples that come by client, each with training and test examples of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from fl_lightning.datamodules.base.labelled import LabelledData
 from fl_lightning.datamodules.base.settings import Images, Unpack
 from fl_lightning.datamodules.files.npz_clients import Clients
 from fl_lightning.datamodules.images.image_data import ImageData
-from fl_lightning.datamodules.images.image_folder import measure
+from fl_lightning.datamodules.images.image_folder import CONSTANTS, measure
 from fl_lightning.errors import ConfigurationError, check_at_least
 
 EXACT = 1e-3  # how far from a whole number a grey level may be: floats are rounded
@@ -73,6 +73,12 @@ class ClientFiles(ImageData):
     def clients(self, train: bool) -> Sequence[str]:
         """Return the name (n,) of each example's client, in the training or in the test set."""
         return self._sets[train].names
+
+    @property
+    def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only
+        """Mean and standard deviation of images that are normalised by those of their channels."""
+        are_images = self._tensors[True][0].dtype == torch.uint8
+        return {CONSTANTS: "set normalize to false or to two numbers"} if self.normalize is True and are_images else {}
 
     @property
     def folder(self) -> Path:

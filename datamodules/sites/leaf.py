@@ -1,5 +1,6 @@
 """Leaf: the data sets of the LEAF benchmark."""
 
+from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -80,6 +81,13 @@ class Leaf(ClientFiles):
                     f"texts for user {user!r}: Leaf reads femnist, shakespeare, sent140 and synthetic"
                 )
         return encoded
+
+    @property
+    @override
+    def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only
+        """The vocabulary of tweets; of images, what :class:`ClientFiles` measures."""
+        words = {"a vocabulary": "give the tweets as numbers"} if "_words" in vars(self) else {}
+        return {**super().measured, **words}
 
     @cached_property
     def _train(self) -> Clients:

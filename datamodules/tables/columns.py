@@ -19,7 +19,7 @@ from fl_lightning.datamodules.base.dealt import in_order
 from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
 from fl_lightning.datamodules.files.folder import MODES, decode_image, opened
-from fl_lightning.datamodules.images.image_folder import check_constants, constants_of, count_values, pair_of
+from fl_lightning.datamodules.images.image_folder import CONSTANTS, check_constants, constants_of, count_values, pair_of
 from fl_lightning.engine.federation.batches import TrainingBatch, check_examples
 from fl_lightning.errors import ConfigurationError, check_choice, check_positive
 
@@ -173,6 +173,12 @@ class ColumnImages(LightningDataModule):
     def std(self) -> tuple[float, ...]:
         """The standard deviation of each channel, as :attr:`mean`."""
         return self._constants[1]
+
+    @property
+    def measured(self) -> Mapping[str, str]:
+        """Mean and standard deviation where images are normalised by those of the training set."""
+        is_given = self._given[0] is not None
+        return {} if is_given or self.normalize is not True else {CONSTANTS: "set mean and std"}
 
     @cached_property
     def sets(self) -> dict[str, Dataset[Any]]:

@@ -1,6 +1,6 @@
 """FlowerDatasets: the partitions of Flower Datasets as clients."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -120,6 +120,11 @@ class FlowerDatasets(FederatedDataModule):
         if self._images is None:
             raise AttributeError("num_classes")
         return self._images.num_classes
+
+    @property
+    def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only
+        """What is measured on images, see :attr:`ColumnImages.measured`."""
+        return {} if self._images is None else self._images.measured
 
     @cached_property
     def _parts(self) -> list[Any]:

@@ -198,6 +198,11 @@ class HuggingFace(PartitionedData):
         return self._tests, rows_of(owners[rows], len(names)).among(torch.from_numpy(rows))
 
     @property
+    def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only
+        """What is measured on images, see :attr:`ColumnImages.measured`."""
+        return {} if self._images is None else self._images.measured
+
+    @property
     def _tests(self) -> Any:
         """The examples of the test set."""
         return self._images.sets["test"] if self._images else self.datamodule.test_dataloader().dataset

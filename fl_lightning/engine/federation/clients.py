@@ -2,9 +2,10 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import ceil
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from fl_lightning.engine.federation.batches import CPU, Examples, SeededBatches, check_examples, gather, in_memory
+from fl_lightning.engine.federation.batches import CPU, Examples, SeededBatches, check_examples, gather, in_memory, take
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.seeding import isolated, seed_globals
 
@@ -35,6 +36,8 @@ class ClientData(LightningDataModule):
         num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
         drop_last: whether to leave out a client's last batch if it is smaller than the others.
         collate_fn: function that makes a client's batch from a list of its examples; None for PyTorch's own.
+        measured: what is measured on the training examples of all clients, such as "mean and std", each with what to
+            set in its place; private rules refuse it, since it has no noise.
     """
 
     num_clients: int
@@ -44,6 +47,7 @@ class ClientData(LightningDataModule):
     num_workers: int
     drop_last: bool
     collate_fn: Callable[[list[Any]], Any] | None
+    measured: Mapping[str, str] = MappingProxyType({})
 
     _borrowed: Sequence[str] = ()  # loaders of the client module that stand in for the data module's own
 
@@ -240,6 +244,47 @@ def data_fingerprint(data: ClientData) -> str:
             "other numbers: draw from the global generators of torch, NumPy or Python, which every client seeds anew"
         )
     return digest.hexdigest()[:16]
+
+
+def client_fingerprints(data: ClientData) -> Tensor:
+    """Hash each client's name and all of its examples: (N, 16) uint8; zeros for examples that have no bytes, or fail.
+
+    Two clients with the same fingerprint are the same client. Examples that draw random numbers are read with fixed
+    seeds; those of a data set with a generator of its own differ each time.
+
+    Args:
+        data: a data module that is set up.
+    """
+    names = names_of(data)
+    found = torch.zeros(data.num_clients, 16, dtype=torch.uint8)
+    for client in range(data.num_clients):
+        digest = hashlib.blake2b(b"" if names is None else names[client].encode(), digest_size=16)
+        try:
+            for part in _all_examples(data, client):
+                digest.update(part)
+        except Exception:  # training reports the error more clearly
+            continue
+        found[client] = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+    return found
+
+
+def _all_examples(data: ClientData, client: int) -> Iterator[bytes]:
+    """Yield the bytes of a client's examples: tensors whole, other examples one by one."""
+    if not int(data.sizes[client]):
+        return
+    dataset: Any = data.client_dataset(client)
+    located = in_memory(dataset, torch.arange(len(dataset)))
+    if located is not None:
+        tensors, rows = located
+        for tensor in tensors.tensors:
+            own = take(tensor, rows).contiguous()
+            yield f"{own.dtype}{tuple(own.shape)}".encode() + own.cpu().view(torch.uint8).numpy().tobytes()
+        return
+    for index in range(len(dataset)):
+        with isolated(CPU):
+            seed_globals(0, CPU)
+            content = _content(dataset[index])
+        yield content
 
 
 def _ends(data: ClientData, client: int) -> bytes:

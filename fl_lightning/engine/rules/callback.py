@@ -82,8 +82,9 @@ class FederatedCallback(Callback):
     needs_one_machine: ClassVar[str | None] = None
 
     #: What the server hooks read of clients besides updates and numbers of examples, all of which has no noise where
-    #: clients add noise to their updates: private rules refuse what their ε does not cover.
-    reads: ClassVar[frozenset[Literal["losses", "class counts", "steps"]]] = frozenset()
+    #: clients add noise to their updates; "examples" if client hooks learn from a client's examples beside its local
+    #: steps. Private rules refuse what their ε does not cover, and a rule of yours that does not set this attribute.
+    reads: ClassVar[frozenset[Literal["losses", "class counts", "steps", "examples"]]] = frozenset()
 
     #: Whether ``upload`` computes from the update that it gets, and from such updates of earlier rounds, alone: then it
     #: may come after the noise of :class:`LocalDP`.

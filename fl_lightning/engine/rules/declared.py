@@ -1,4 +1,4 @@
-"""declares: tells whether a class attribute about methods still holds for a subclass."""
+"""declares, stands: tell whether a class attribute about methods still holds for a subclass."""
 
 from __future__ import annotations
 
@@ -23,10 +23,18 @@ def declares(thing: object, flag: str, methods: Iterable[str]) -> bool:
         >>> declares(Rule(), "pure", ["step"]), declares(Other(), "pure", ["step"])
         (True, False)
     """
+    return bool(getattr(thing, flag)) and stands(thing, flag, methods)
+
+
+def stands(thing: object, flag: str, methods: Iterable[str]) -> bool:
+    """Tell whether a class attribute describes methods: no later subclass than the one that sets it overrides one.
+
+    The arguments are those of :func:`declares`.
+    """
     mro = type(thing).__mro__
 
     def place_of(name: str) -> int:
         """Return the place, in ``mro``, of the last subclass that defines a name."""
         return next(place for place, cls in enumerate(mro) if name in vars(cls))
 
-    return bool(getattr(thing, flag)) and all(place_of(flag) <= place_of(method) for method in methods)
+    return all(place_of(flag) <= place_of(method) for method in methods)

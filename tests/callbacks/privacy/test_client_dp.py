@@ -73,6 +73,7 @@ class Probe(FederatedCallback):
     """Sees the update as the rules before it leave it."""
 
     streams = True
+    reads = frozenset()
 
     def __init__(self) -> None:
         self.updates: list[Any] = []
@@ -240,6 +241,7 @@ class Adds(FederatedCallback):
     """Adds to the sum after the noise, which stays."""
 
     streams = True
+    reads = frozenset()
 
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         return cohort.plus(cohort.anchor)

@@ -12,10 +12,20 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
+from fl_lightning import (
+    ConfigurationError,
+    FederatedCallback,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    LocalRun,
+    Monitor,
+)
 from fl_lightning.callbacks import (
+    AFL,
+    IFCA,
     ExampleDP,
     FaultInjection,
+    FedALA,
     FedBN,
     FedDecorr,
     FedDisco,
@@ -29,6 +39,24 @@ from fl_lightning.callbacks import (
 from fl_lightning.callbacks.privacy.accountant import Accountant
 
 NONE = {"clip": 1e9, "noise_multiplier": 1e-30}
+VOUCHED = [
+    *(
+        "Sum",
+        "Rows",
+        "Net",
+        "TinyData",
+        "TinyClassifier",
+        "Points",
+        "Repeats",
+        "OwnBatches",
+        "Quasi",
+        "Searches",
+        "Reader",
+    ),
+    *("Leaves", "Leaves.on_train_batch_start", "Twice", "Twice.optimizer_step"),
+    *("EndsEarlyTheSecondTime", "EndsEarlyTheSecondTime.on_train_start", "EndsEarlyTheSecondTime.on_train_batch_start"),
+]
+Vouched = partial(ExampleDP, by_example=VOUCHED)
 
 
 class Sum(LightningModule):
@@ -63,7 +91,7 @@ class Rows(FederatedDataModule):
 def step(rows: Any, **arguments: Any) -> tuple[Tensor, Any]:
     given = torch.as_tensor(rows, dtype=torch.float64)
     orchestrator = FederatedOrchestrator(Sum(given.shape[1]))
-    run = trainer(ExampleDP(**arguments))
+    run = trainer(Vouched(**arguments))
     run.fit(orchestrator, datamodule=Rows(given))
     return orchestrator.params.clone(), run
 
@@ -106,7 +134,7 @@ def fit(module: Any, *rules: Any, rounds: int = 2, **settings: Any) -> tuple[Ten
 def test_without_clip_and_noise_it_is_fedavg(beside: list[Any]) -> None:
     """To rounding, also beside a rule that corrects the gradient."""
     rules = [make(0.1) for make in beside]
-    plain, other = fit(Net(), *rules)[0], fit(Net(), ExampleDP(**NONE), *rules)[0]
+    plain, other = fit(Net(), *rules)[0], fit(Net(), Vouched(**NONE), *rules)[0]
     assert float((plain - other).abs().max()) < 1e-12
 
 
@@ -116,7 +144,7 @@ PASSES: list[Any] = [({"local_epochs": 3}, 6), ({"local_steps": 2}, 4), ({"local
 @pytest.mark.parametrize(("epochs", "passes"), PASSES)
 def test_epsilon_counts_passes(epochs: dict[str, Any], passes: int) -> None:
     """The smallest client has 4 examples, one batch: two steps are two passes of it. As z = 10 in units of 2 S."""
-    run = fit(Net(), ExampleDP(noise_multiplier=20.0), **epochs)[1]
+    run = fit(Net(), Vouched(noise_multiplier=20.0), **epochs)[1]
     expected = Accountant("fixed").epsilon(20.0, passes, 1e-5)
     assert float(run.callback_metrics["privacy/epsilon"]) == pytest.approx(expected)
 
@@ -177,7 +205,7 @@ RELEASED: list[Any] = [
 @pytest.mark.parametrize(("module", "work", "expected"), RELEASED)
 def test_the_most_sums_that_an_example_may_be_in(module: Any, work: Any, expected: list[int]) -> None:
     """Client 0 has three batches an epoch, client 1 has one; an epoch counts as its batch with most evaluations."""
-    rule, orchestrator = ExampleDP(), FederatedOrchestrator(module(), **work)
+    rule, orchestrator = Vouched(), FederatedOrchestrator(module(), **work)
     trainer(rule).fit(orchestrator, datamodule=Points(batch_size=2))
     assert rule.state["made"].tolist() == [expected]
     assert rule.state["releases"].tolist() == [[2.0, 1.0, 1.0, 1.0, 1.0]]
@@ -200,7 +228,7 @@ class EndsEarlyTheSecondTime(Net):
 
 def test_a_second_training_records_nothing() -> None:
     """Both clients release three passes; the first one's second training, of which nothing is sent, has fewer."""
-    rule, orchestrator = ExampleDP(), FederatedOrchestrator(EndsEarlyTheSecondTime(), local_epochs=3)
+    rule, orchestrator = Vouched(), FederatedOrchestrator(EndsEarlyTheSecondTime(), local_epochs=3)
     TRAININGS[0] = 0
     trainer(rule).fit(orchestrator, datamodule=Points(batch_size=2))
     assert TRAININGS[0] > 2
@@ -223,7 +251,7 @@ class OwnBatches(Points):
 @pytest.mark.parametrize(("kind", "message"), [(Repeats, "client 0 has one several"), (OwnBatches, "client_batches")])
 def test_an_example_that_comes_several_times_is_refused(kind: type[Points], message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"ExampleDP counts an example once an epoch, but .*{message}"):
-        trainer(ExampleDP()).fit(FederatedOrchestrator(Net()), datamodule=kind(batch_size=2))
+        trainer(Vouched()).fit(FederatedOrchestrator(Net()), datamodule=kind(batch_size=2))
 
 
 def test_an_optimizer_reads_no_loss() -> None:
@@ -239,19 +267,60 @@ def test_an_optimizer_reads_no_loss() -> None:
         def configure_optimizers(self) -> Any:
             return Reads(self.parameters(), lr=0.1)
 
-    run = trainer(ExampleDP())
+    run = trainer(Vouched())
     run.fit(FederatedOrchestrator(Reader(), on_hidden_state="off"), datamodule=Points(batch_size=2))
     assert len(seen) == 4
     assert all(loss.isnan() for loss in seen)
     assert float(run.callback_metrics["train/loss"]) > 0
     with pytest.raises(ConfigurationError, match="the line search of LBFGS reads the loss, which has no noise"):
-        trainer(ExampleDP()).fit(FederatedOrchestrator(Searches()), datamodule=Points(batch_size=2))
+        trainer(Vouched()).fit(FederatedOrchestrator(Searches()), datamodule=Points(batch_size=2))
+
+
+class InBackward(torch.optim.SGD):
+    """Steps as soon as there is a gradient, which has no noise then."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.register_post_accumulate_grad_hook(lambda own: own.data.sub_(own.grad))
+
+
+def test_an_optimizer_sees_no_gradient_without_noise() -> None:
+    class Early(Net):
+        def configure_optimizers(self) -> Any:
+            return InBackward(self.parameters())
+
+    with pytest.raises(ConfigurationError, match=r"net\.0\.weight has hooks on its gradient"):
+        fit(Early(), Vouched(by_example=[*VOUCHED, "Early"]), on_hidden_state="off")
 
 
 def test_a_client_that_is_left_out_counts() -> None:
-    rule, fault = ExampleDP(), FaultInjection("nan", clients=[0])
+    rule, fault = Vouched(), FaultInjection("nan", clients=[0])
     trainer(rule, fault).fit(FederatedOrchestrator(Net(), local_epochs=2), datamodule=Points(batch_size=2))
     assert rule.state["made"].tolist() == [[2, 2]]
+
+
+class Learns(FederatedCallback):
+    """Changes where a client starts by its examples."""
+
+    def on_client_start(self, orchestrator: Any, run: LocalRun) -> None:
+        run.params.add_(next(iter(run.batches(torch.Generator())))[0].mean())
+
+
+class Says(Learns):
+    reads = frozenset()
+
+
+class LearnsMore(Says):
+    """Has a hook of its own, of which the class that it derives from knows nothing."""
+
+    def on_client_start(self, orchestrator: Any, run: LocalRun) -> None:
+        super().on_client_start(orchestrator, run)
+
+
+class Watches(Monitor):
+    def on_client_start(self, orchestrator: Any, run: LocalRun) -> None:
+        """Look."""
 
 
 @pytest.mark.parametrize(
@@ -264,11 +333,20 @@ def test_a_client_that_is_left_out_counts() -> None:
         (FedFV, "FedFV reads the clients' losses, which have no noise, so ε would be false"),
         (FedDisco, "FedDisco reads the clients' class counts, which have no noise"),
         (LocalDP, "ExampleDP and LocalDP do not go together: both log privacy/epsilon"),
+        (partial(FedALA, ["net.3"]), "FedALA reads the clients' examples, which have no noise"),
+        (IFCA, "IFCA reads the clients' examples, which have no noise"),
+        (AFL, "AFL reads the clients' losses, which have no noise"),
+        (Learns, r"Learns\.on_client_start may read more than updates.*: set reads in Learns, to frozenset\(\) if it"),
+        (LearnsMore, r"LearnsMore\.on_client_start may read more than updates"),
     ],
 )
 def test_refused_beside_it(rule: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         fit(Net(), ExampleDP(), rule())
+
+
+def test_rules_that_say_what_they_read() -> None:
+    fit(Net(), Vouched(), FedProx(0.1), Says(), Watches())
 
 
 def test_batch_normalisation() -> None:

@@ -12,11 +12,21 @@ from lib.rules import TinyClassifier, TinyData
 from lib.toy import Capture, GivenData, InTurn, Linear, trainer
 from lib.two_devices import on_two_devices
 
-from fl_lightning import Availability, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
+from fl_lightning import (
+    Availability,
+    Cohort,
+    ConfigurationError,
+    FederatedCallback,
+    FederatedOrchestrator,
+    LocalRun,
+    Server,
+)
 from fl_lightning.callbacks import (
     QSGD,
+    ClientDP,
     FaultInjection,
     FedADMM,
+    FedALA,
     FedBN,
     FedDisco,
     FedFV,
@@ -186,6 +196,38 @@ def test_epsilon_is_that_of_the_client_that_took_part_most_often() -> None:
     data = GivenData(torch.ones(2, 2, dtype=torch.float64), sampler=cohorts)
     run.fit(FederatedOrchestrator(Linear(2)), datamodule=data)
     assert float(run.callback_metrics["privacy/epsilon"]) == pytest.approx(Accountant("fixed").epsilon(8.0, 3, 1e-5))
+
+
+class Weighs(FederatedCallback):
+    """Weighs clients, by what nobody knows."""
+
+    streams = True
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        return cohort
+
+
+class WeighsLosses(Weighs):
+    reads = frozenset({"losses"})
+
+
+class WeighsUpdates(Weighs):
+    reads = frozenset()
+
+
+@pytest.mark.parametrize("private", [LocalDP, partial(ClientDP, noise_multiplier=1.0)])
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Weighs, r"Weighs\.aggregate may read more than updates, which alone have noise.*: set reads in Weighs"),
+        (WeighsLosses, "WeighsLosses reads the clients' losses, which have no noise"),
+    ],
+)
+def test_a_rule_of_ones_own_says_what_it_reads(private: Any, rule: Any, message: str) -> None:
+    data = GivenData(torch.ones(2, 2, dtype=torch.float64))
+    with pytest.raises(ConfigurationError, match=message):
+        trainer(private(), rule()).fit(FederatedOrchestrator(Linear(2)), datamodule=data)
+    trainer(private(), WeighsUpdates(), FedALA(["w"])).fit(FederatedOrchestrator(Linear(2)), datamodule=data)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,9 @@ def test_what_was_measured_normalises(tmp_path: Path) -> None:
     assert inputs[:, 0].mean().item() == pytest.approx(0, abs=1e-5)
     assert inputs[:, 0].std(correction=0).item() == pytest.approx(1, abs=1e-5)
     assert not inputs[:, 1:].any()  # a channel of one value
+    assert [*data.measured] == ["mean and std"]
+    given: list[Any] = [{"normalize": False}, {"normalize": (0.5, 0.5)}, {"mean": (0.5,) * 3, "std": (0.5,) * 3}]
+    assert not any(ImageFolder(str(tmp_path), **settings).measured for settings in given)
 
 
 def test_resized_images_are_not_taken_for_exact_ones(tmp_path: Path) -> None:

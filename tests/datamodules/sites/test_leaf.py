@@ -60,6 +60,8 @@ def test_images_by_user(tmp_path: Path) -> None:
     assert (int(own[0, 0, 27, 27]), target.tolist()) == (51, [9])
     assert list(data.held_out_batches(1)) == []
     assert data.mean[0] == pytest.approx((2 * 784 + 0.2) / (3 * 784))
+    assert [*data.measured] == ["mean and std"]
+    assert not Leaf(str(tmp_path), normalize=(0.5, 0.5)).measured
     mixed = Leaf(str(tmp_path), partition=IID(), num_clients=3)
     assert (mixed.client_names, mixed.sizes.tolist()) == (None, [1, 1, 1])
 
@@ -80,6 +82,7 @@ def test_tweets_become_words(tmp_path: Path) -> None:
     data = Leaf(str(both(tmp_path, TWEETS)), vocabulary=4, max_words=4)
     inputs, labels = data.load(True)
     assert inputs.tolist() == [[3, 3, 2, 0], [1, 2, 0, 0], [3, 1, 1, 2]]
+    assert [*data.measured] == ["a vocabulary"]
     assert labels.tolist() == [1, 0, 1]
     assert data.num_classes == 2
 
@@ -90,6 +93,7 @@ def test_other_vectors_are_floats(tmp_path: Path) -> None:
     inputs, labels = data.load(True)
     assert inputs.tolist() == [[0.5, -1.0, 2.0], [0.0, 1.0, 0.0]]
     assert (labels.tolist(), data.num_classes) == ([3, 0], 5)
+    assert not data.measured
 
 
 def refusal(root: Path) -> str:

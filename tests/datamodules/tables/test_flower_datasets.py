@@ -132,6 +132,7 @@ def test_images_are_those_of_hugging_face(memory_gib: float) -> None:
     data = FlowerDatasets(made, test=images(6), batch_size=8, memory_gib=memory_gib)
     other = HuggingFace(images(30), test=images(6), client="user", batch_size=8)
     assert data.num_classes == 10
+    assert data.measured == other.measured == {"mean and std": "set mean and std"}
     counts, other_counts = data.class_counts(), other.class_counts()
     assert counts is not None
     assert other_counts is not None

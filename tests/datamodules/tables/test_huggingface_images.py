@@ -116,7 +116,10 @@ def test_bytes_become_inputs_as_of_image_data() -> None:
         torch.tensor(source.mean).view(3, 1, 1)
     ) / torch.tensor(source.std).view(3, 1, 1)
     assert torch.allclose(inputs, expected, atol=1e-6)
+    assert [*data.measured] == ["mean and std"]
+    assert not HuggingFace(whole, num_clients=1, mean=(0.5,) * 3, std=(0.5,) * 3).measured
     plain = HuggingFace(whole, num_clients=1, normalize=False)
+    assert not plain.measured
     plain_inputs = plain.on_after_batch_transfer(test, 0)[0]
     assert (plain_inputs.min().item(), plain_inputs.max().item()) == pytest.approx(
         (test[0].min().item() / 255, test[0].max().item() / 255)
