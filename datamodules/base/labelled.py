@@ -37,7 +37,7 @@ class LabelledData(FederatedDataModule):
     The training set is changed in this order: the proxy set is taken out (``proxy_source="train"``), then the examples
     of validation, examples beyond ``train_examples`` are left out, the long tail thins out the classes, the partition
     deals the examples to the clients, the labels are corrupted, the inputs are changed by :meth:`shifted`, the clients
-    hold examples out.
+    hold examples out. Last, :meth:`measure_inputs` sees the inputs on which clients train, and no others.
 
     Data may come with their clients (writers, hospitals), as :meth:`clients` tells. Then, unless a partition is given,
     these are the clients, in sorted order and with their names, and each client's own test examples are those that
@@ -207,6 +207,14 @@ class LabelledData(FederatedDataModule):
         batches = (Balanced if self.proxy_balanced else Shuffled)(labels, self.proxy_batch_size)
         return DataLoader(dataset, batch_size=None, sampler=batches)
 
+    def measure_inputs(self, inputs: Tensor, trained: Tensor) -> None:
+        """Measure what the data module has to know of its inputs; nothing by default.
+
+        Args:
+            inputs: inputs (n, ...), of which some may be held out.
+            trained: rows (m,) of the inputs on which clients train, in ascending order.
+        """
+
     def unread(self, train: bool) -> "Unread | None":
         """Find the training or the test set without reading its inputs; None where :meth:`load` reads them at once.
 
@@ -247,6 +255,7 @@ class LabelledData(FederatedDataModule):
             own_tests = _among(own_tests, free["test"])
             test_inputs = self.shifted(test_inputs, own_tests)
         evaluation = TensorDataset(test_inputs, test.targets[free["test"]])
+        self.measure_inputs(inputs, _mask(len(inputs), parts).nonzero().flatten())
         return _Loaded(
             examples=examples,
             parts=parts,

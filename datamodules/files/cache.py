@@ -31,11 +31,11 @@ def cached(
 ) -> Tensor:
     """Return decoded images: from the cache if the same files were decoded before, else from ``decode``.
 
-    An entry of the cache is a safetensors file, named after the folder and the kind, the files' names, sizes and times
-    of modification, and the shape. An entry appears whole or not at all, and is read only if its checksum is right; a
-    damaged entry is deleted with a warning and made again. Writing a new entry deletes the entries of the same folder
-    and kind that were made from other files. Several processes may read and write at the same time. Images read from
-    the cache lie in the file's own memory pages, which the processes on one machine share.
+    An entry of the cache is a safetensors file, named after the folder and the kind, the files' names, sizes, inodes
+    and times of modification and of change, and the shape. An entry appears whole or not at all, and is read only if
+    its checksum is right; a damaged entry is deleted with a warning and made again. Writing a new entry deletes the
+    entries of the same folder and kind that were made from other files. Several processes may read and write at the
+    same time. Images read from the cache lie in the file's own memory pages, which the processes on one machine share.
 
     Args:
         cache: folder of the entries; None to decode every time. In the default, ``$XDG_CACHE_HOME``, if set, takes the
@@ -82,10 +82,18 @@ def _digest(*parts: object) -> str:
     return blake2b("\0".join(map(str, parts)).encode(errors="surrogateescape"), digest_size=10).hexdigest()
 
 
-def _state(file: str, start: int) -> tuple[str, int, int]:
-    """Return path (from character ``start``), size and time of modification, which show whether a file has changed."""
+def _state(file: str, start: int) -> tuple[str | int, ...]:
+    """Return what shows whether a file has changed or is another one of its name.
+
+    Archives and copies may give many files one size and one time of modification; only the system sets the time of
+    change and the inode.
+
+    Args:
+        file: path of the file.
+        start: number of the path's first character that counts.
+    """
     state = os.stat(file)  # noqa: PTH116  # twice as fast as Path.stat, and there are 100,000 files
-    return file[start:], state.st_size, state.st_mtime_ns
+    return file[start:], state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:

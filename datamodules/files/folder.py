@@ -18,7 +18,16 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from fl_lightning.commands import some
 from fl_lightning.datamodules.files.cache import cached
+from fl_lightning.datamodules.files.layout import (
+    check_apart,
+    folder_names,
+    leads_back,
+    resolved,
+    split_names,
+    with_twin,
+)
 from fl_lightning.errors import ConfigurationError
 
 SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}  # as torchvision's ImageFolder
@@ -74,25 +83,41 @@ def list_images(folder: Path, split: str, test: str = "test", num_classes: int |
         num_classes: number of class folders to expect; None if unknown.
 
     Raises:
-        ConfigurationError: the number of classes is not as expected, train and test have different classes, or a class
-            has no images.
+        ConfigurationError: the number of classes is not as expected, train and test have different classes, two classes
+            look the same or are the same folder, or a class has no images.
     """
-    names = class_names(folder / split)
-    others = class_names(folder / (test if split == "train" else "train"))
+    other = test if split == "train" else "train"
+    names = folder_names(folder / split)
+    others = folder_names(folder / other)
     if num_classes is not None and len(names) != num_classes:
         raise ConfigurationError(
             f"expected {num_classes} class folders in {folder / split}, got {len(names)}: "
             "check that the folder holds this data set"
         )
-    if names != others:
+    if odd := sorted(set(names) ^ set(others)):
         raise ConfigurationError(
-            f"expected the same class folders in train and {test} of {folder}, got "
-            f"{sorted(set(names) ^ set(others))[0]!r} in only one of them: give both the same class folders"
+            f"expected the same class folders in train and {test} of {folder}, got {with_twin(odd[0], odd)} in only "
+            "one of them: give both the same class folders"
         )
+    check_apart([folder / part / name for part in dict.fromkeys((split, other)) for name in names])
+    warn_of_loose([folder / split])
     by_class = find_images([folder / split / name for name in names])
     sizes = torch.tensor([len(files) for files in by_class], dtype=torch.long)
     labels = torch.arange(len(names)).repeat_interleave(sizes)
     return ImageFiles(folder, split, [path for files in by_class for path in files], labels)
+
+
+def found_splits(folder: Path, test: str) -> str:
+    """Describe an image folder in one line: its splits, its classes, and the folders beside the splits.
+
+    Args:
+        folder: folder that holds ``train`` and the test set.
+        test: name of the test set's folder.
+    """
+    classes = folder_names(folder / "train")
+    others = [name for name in folder_names(folder) if name not in ("train", test)]
+    unread = f"; not read: {some(others)}" if others else ""
+    return f"{folder}: splits train and {test}; classes {some(classes)} ({len(classes)}){unread}"
 
 
 def read_images(
@@ -128,29 +153,28 @@ def read_images(
     return cached(cache, found.folder, kind, found.files, (len(found.files), *shape), decode), found.labels
 
 
-def class_names(split: Path) -> list[str]:
-    """Return the sorted names of a split's class folders, without hidden ones."""
-    return sorted(p.name for p in split.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
 def find_images(folders: Sequence[Path], may_be_empty: bool = False) -> list[list[str]]:
     """List the image files in each folder and below, sorted; warn of other files.
 
+    Links are followed: a folder that is reached again from the same one of ``folders``, or that is above it, is read
+    once.
+
     Raises:
-        ConfigurationError: a folder has no images, and may not be empty.
+        ConfigurationError: a folder has no images, and may not be empty; links lead from two of the folders to the same
+            one; a folder has train and test within; or it cannot be read.
     """
     by_folder: list[list[str]] = []
     others: Counter[str] = Counter()
-    for folder in folders:
+    readers: dict[Path, Path] = {}
+    for folder, real in zip(folders, resolved(folders), strict=True):
         images: list[str] = []
-        for place, inner, names in os.walk(folder, followlinks=True):
-            inner[:] = [name for name in inner if not name.startswith(".")]
-            for name in names:
-                suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122  # fast
-                if suffix in SUFFIXES:
-                    images.append(f"{place}/{name}")
-                elif suffix != ".txt" and not name.startswith("."):  # as TinyImageNet has texts
-                    others[suffix or "without suffix"] += 1
+        for path in files_below(folder, real, readers):
+            name = os.path.basename(path)  # noqa: PTH119  # fast
+            suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122  # fast
+            if suffix in SUFFIXES:
+                images.append(path)
+            elif suffix != ".txt" and not name.startswith("."):  # as TinyImageNet has texts
+                others[suffix or "without suffix"] += 1
         by_folder.append(sorted(images))
         if not images and not may_be_empty:
             raise ConfigurationError(f"expected {KINDS} in {folder}, got none: add images, or correct root")
@@ -158,6 +182,62 @@ def find_images(folders: Sequence[Path], may_be_empty: bool = False) -> list[lis
         words = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
         rank_zero_warn(f"expected {KINDS} in {os.path.commonpath(folders)}, got others, too: left out {words}")
     return by_folder
+
+
+def files_below(folder: Path, real: Path, readers: dict[Path, Path]) -> Iterator[str]:
+    """Yield the paths of the files in a folder and below, without hidden folders.
+
+    Args:
+        folder: the folder, which need not exist.
+        real: the resolved path of the folder.
+        readers: by the resolved path of each folder that was read, the folder from which the reading began; new ones
+            are added.
+    """
+    waiting = [(folder, real)] if folder.is_dir() else []
+    while waiting:
+        place, real = waiting.pop()
+        reader = readers.get(real)
+        if reader == folder:
+            continue
+        if reader is not None:
+            raise ConfigurationError(
+                f"expected the images of {reader} and of {folder} to be different ones, got {real} in both by a link: "
+                "take the link away"
+            )
+        readers[real] = folder
+        inner: list[Path] = []
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    is_folder = Path(entry.path).is_dir() if entry.is_symlink() else entry.is_dir()
+                    if not is_folder:
+                        yield entry.path
+                    elif not entry.name.startswith("."):
+                        inner.append(Path(entry.path))
+        except OSError as error:
+            raise ConfigurationError(f"expected to read {place}, got {error.strerror}: make it readable") from None
+        splits = split_names([path.name for path in sorted(inner)])
+        if len(splits) > 1:
+            raise ConfigurationError(
+                f"expected the images of one split in {place}, got folders {', '.join(splits)}: put splits above the "
+                "classes, {train,test}/<class>"
+            )
+        for path in sorted(inner, reverse=True):
+            if not leads_back(path, folder):
+                waiting.append((path, path.resolve() if path.is_symlink() else real / path.name))
+
+
+def warn_of_loose(folders: Sequence[Path]) -> None:
+    """Warn of images that lie beside folders of classes, where nothing reads them."""
+    loose: list[str] = []
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            loose += [entry.path for entry in entries if os.path.splitext(entry.name)[1].lower() in SUFFIXES]  # noqa: PTH122
+    if loose:
+        rank_zero_warn(
+            f"expected images in folders of classes, got {len(loose)} beside such folders, such as {min(loose)}: they "
+            "are left out"
+        )
 
 
 def commonest_size(files: Sequence[str], most: int = 200) -> tuple[int, int]:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from PIL import Image, ImageOps
 from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.datamodules.base.settings import Boxed, Boxes, Unpack
-from fl_lightning.datamodules.files.folder import find_images, opened
+from fl_lightning.datamodules.files.folder import files_below, find_images, opened
+from fl_lightning.datamodules.files.layout import check_apart, look
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError, check_at_least, refusal
 
@@ -89,6 +91,7 @@ class BoxFolder(BoxData):
     @override
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         files = self._files(train)
+        check_texts(self._folder("labels", train), [text for _, text in files])
         pixels = np.empty((len(files), 3, self.image_size, self.image_size), dtype=np.uint8)
         boxes = []
         for row, (path, text) in zip(pixels, files, strict=True):
@@ -99,14 +102,41 @@ class BoxFolder(BoxData):
 
     def _files(self, train: bool) -> list[tuple[Path, Path]]:
         """List the images of the training or the test set, each with its text file."""
-        root = Path(self.root).expanduser().absolute()
-        split = "train" if train else "test"
-        images = root / "images" / split
-        labels = root / "labels" / split
+        images = self._folder("images", train)
+        labels = self._folder("labels", train)
+        check_apart([self._folder("images", part) for part in (True, False)])
         files = [Path(path) for path in find_images([images])[0]]
         if not labels.is_dir():
             raise ConfigurationError(f"expected a folder {labels}, got none: point root to the data (--data.root DIR)")
         return [(path, labels / path.relative_to(images).with_suffix(".txt")) for path in files]
+
+    def _folder(self, kind: str, train: bool) -> Path:
+        return Path(self.root).expanduser().absolute() / kind / ("train" if train else "test")
+
+
+def check_texts(labels: Path, expected: Sequence[Path]) -> None:
+    """Refuse a text file whose name only looks like that of an image; warn of those that are of no image.
+
+    Args:
+        labels: folder of the text files.
+        expected: the text file that each image would have.
+    """
+    texts = [Path(file) for file in files_below(labels, labels.resolve(), {}) if file.lower().endswith(".txt")]
+    known = {path.resolve() for path in expected}
+    strangers = sorted(path for path in set(texts) - set(expected) if path.resolve() not in known)
+    shown = {look(str(path)): path for path in expected if not path.exists()}
+    for path in strangers:
+        named = shown.get(look(str(path.with_suffix(".txt"))))
+        if named is not None:
+            raise ConfigurationError(
+                f"expected a text file {named.name!a}, named as its image, in {labels}, got {path.name!a}, which "
+                "looks the same: rename it"
+            )
+    if strangers:
+        rank_zero_warn(
+            f"expected text files of images in {labels}, got {len(strangers)} of no image, such as {strangers[0]}: "
+            "they are left out"
+        )
 
 
 def letterbox(path: Path, size: int) -> tuple[Image.Image, tuple[int, int, int, int]]:

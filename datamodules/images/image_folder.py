@@ -1,15 +1,17 @@
 """ImageFolder: your own images, one folder per class."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.commands import some
 from fl_lightning.datamodules.base.domains import check_left_out
 from fl_lightning.datamodules.base.labelled import Unread
 from fl_lightning.datamodules.base.settings import Images, Unpack
@@ -17,13 +19,13 @@ from fl_lightning.datamodules.files.cache import CACHE
 from fl_lightning.datamodules.files.folder import (
     MODES,
     ImageFiles,
-    class_names,
     commonest_size,
-    find_image_folder,
+    found_splits,
     list_images,
     read_images,
 )
-from fl_lightning.datamodules.files.sites import SiteFiles, classes_of, list_sites, site_names
+from fl_lightning.datamodules.files.layout import TRAIN, choose_test, folder_names, look
+from fl_lightning.datamodules.files.sites import Site, SiteFiles, find_sites, found_sites, list_sites
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError, check_choice, refusal
 
@@ -35,17 +37,21 @@ class ImageFolder(ImageData):
 
     The images are ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``, or deeper. With ``client`` or
     ``domain``, they are ``root/<site>/<class>/*`` or ``root/<site>/{train,test}/<class>/*``: each site is a client with
-    its name, unless a partition is given, and its test images are what the client holds out. Classes are counted on
-    loading and numbered in sorted order; all folders of classes must have the same names, and those of a site may be
-    empty. Images are turned by their EXIF orientation, scaled until they cover ``image_size`` (bilinear, antialiased),
-    and their middle is cut out. Where ``train_examples``, ``test_examples`` or ``long_tail`` leave images out, these
-    are not decoded.
+    its name, unless a partition is given, and its test images are what the client holds out. One line names the sites,
+    splits and classes that were found; other names of splits (Train, validation) are refused, and so are splits beside
+    sites or classes.
+
+    Classes are counted on loading and numbered in sorted order; all folders of classes must have the same names, and
+    those of a site may be empty. A folder that links reach twice is read once. Images are turned by their EXIF
+    orientation, scaled until they cover ``image_size`` (bilinear, antialiased), and their middle is cut out. Where
+    ``train_examples``, ``test_examples`` or ``long_tail`` leave images out, these are not decoded.
 
     Args:
         root: folder that holds ``train`` and the test set, ``test`` or, if there is no ``test``, ``val``; or the sites.
         image_size: height and width in pixels, or one number for both; null for the commonest size.
         channels: 3, where grey images become colour, or 1, where colour images become grey.
-        mean: mean of each channel of inputs in [0, 1]; null to measure mean and standard deviation on the training set.
+        mean: mean of each channel of inputs in [0, 1]; null to measure mean and standard deviation on the images on
+            which clients train: on none of validation, of the proxy set, or that clients hold out.
         std: standard deviation of each channel, above 0; null if ``mean`` is null.
         cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``, if
             set, takes the place of ``~/.cache``.
@@ -109,26 +115,26 @@ class ImageFolder(ImageData):
         """C, the number of class folders of the training set."""
         return len(self.class_names)
 
-    @property
+    @cached_property
     def class_names(self) -> list[str]:
         """The names of the classes, in sorted order."""
         if self._by_site:
-            root = self._root()
-            return classes_of(root / site_names(root)[0])
-        return class_names(self._folder()[0] / "train")
+            return self._sites[0].classes
+        self._test()
+        return folder_names(self._root() / TRAIN)
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
         """(C, H, W) of every image."""
         size = self.image_size
-        height, width = pair_of(commonest_size(self._files(True).files) if size is None else size)
+        height, width = pair_of(commonest_size(self._files[True].files) if size is None else size)
         return self.channels, height, width
 
     @override
     def missing(self) -> str | None:
         if self._by_site:
-            return refusal(lambda: site_names(self._root()))
-        return refusal(self._folder)
+            return refusal(lambda: find_sites(self._root()))
+        return refusal(self._test)
 
     def prepare_data(self) -> None:
         """Decode the images into the cache, where other processes find them."""
@@ -137,18 +143,23 @@ class ImageFolder(ImageData):
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,)."""
-        files = self._files(train)
-        return self._read(files, train), files.labels
+        files = self._files[train]
+        return self._read(files), files.labels
 
     @override
     def unread(self, train: bool) -> Unread:
-        files = self._files(train)
-        return Unread(files.labels, lambda rows: self._read(files.only(rows), train))
+        files = self._files[train]
+        return Unread(files.labels, lambda rows: self._read(files.only(rows)))
+
+    @override
+    def measure_inputs(self, inputs: Tensor, trained: Tensor) -> None:
+        if self._is_to_measure:
+            self.mean, self.std = measure(inputs, trained)
 
     @override
     def clients(self, train: bool) -> Sequence[str] | None:
         """Return the site of each image; None without sites."""
-        files = self._files(train) if self._by_site else None
+        files = self._files[train] if self._by_site else None
         return files.sites if isinstance(files, SiteFiles) else None
 
     @override
@@ -156,27 +167,31 @@ class ImageFolder(ImageData):
         """Return the domain of each image, or its site if some are left out; None if neither is asked for."""
         return self.clients(train) if self.domain or self.leave_out else None
 
-    def _read(self, files: ImageFiles, train: bool) -> Tensor:
+    def _read(self, files: ImageFiles) -> Tensor:
         images, _ = read_images(files, self.shape, self.cache, resize=True)
-        if train and self._is_to_measure and len(images):  # the first that are read: proxy images may come later
-            self.mean, self.std = measure(images)
-            self._is_to_measure = False
         return images
 
-    def _files(self, train: bool) -> ImageFiles:
-        """List the images of the training or the test set, once in the life of this data module."""
-        if train not in self._listed:
-            if self._by_site:
-                check_left_out(self.leave_out, site_names(self._root()))
-                self._listed[train] = list_sites(self._root(), train, self.test_share, self.seed, self.leave_out)
-            else:
-                folder, test = self._folder()
-                self._listed[train] = list_images(folder, "train" if train else test, test)
-        return self._listed[train]
+    @cached_property
+    def _files(self) -> Mapping[bool, ImageFiles]:
+        """The images of the training (True) and the test set (False), listed once in the life of this data module."""
+        root = self._root()
+        files: dict[bool, ImageFiles] = {}
+        if self._by_site:
+            names = [site.name for site in self._sites]
+            left_out = _as_written(self.leave_out, names)
+            check_left_out(left_out, names)
+            for train in (True, False):
+                files[train] = list_sites(root, self._sites, train, self.test_share, self.seed, left_out)
+            rank_zero_info(found_sites(root, self._sites, self.test_share))
+        else:
+            test = self._test()
+            files = {True: list_images(root, TRAIN, test), False: list_images(root, test, test)}
+            rank_zero_info(found_splits(root, test))
+        return files
 
     @cached_property
-    def _listed(self) -> dict[bool, ImageFiles]:
-        return {}
+    def _sites(self) -> Sequence[Site]:
+        return find_sites(self._root())
 
     @property
     def _by_site(self) -> bool:
@@ -185,15 +200,26 @@ class ImageFolder(ImageData):
     def _root(self) -> Path:
         return Path(self.root).expanduser().absolute()
 
-    def _folder(self) -> tuple[Path, str]:
+    def _test(self) -> str:
+        """Return the name of the test set's folder; refuse a root that does not hold train and a test set."""
         root = self._root()
-        folder = find_image_folder(root, [], tests=("test", "val"))
-        if folder is None:
-            raise ConfigurationError(
-                f"expected an image folder {{train,test}}/<class>/* or {{train,val}}/<class>/* in {root}, got none: "
-                "point root to such a folder (--data.root DIR), or say --data.client folder for <site>/<class>/*"
-            )
-        return folder
+        names = folder_names(root) if root.is_dir() else []
+        test = choose_test(root, names)
+        if test is not None:
+            return test
+        remedy = "point root to such a folder (--data.root DIR)"
+        if names and refusal(lambda: find_sites(root)) is None:
+            remedy += ", or say --data.client folder if these are sites, <site>/<class>/*"
+        raise ConfigurationError(
+            f"expected an image folder {{train,test}}/<class>/* or {{train,val}}/<class>/* in {root}, got "
+            f"{some(names) or 'none'}: {remedy}"
+        )
+
+
+def _as_written(left_out: Sequence[str], sites: Sequence[str]) -> list[str]:
+    """Return the names of sites as their folders are written, where names that were typed look the same."""
+    written = {look(site): site for site in sites}
+    return [written.get(look(name), name) for name in left_out]
 
 
 def pair_of(image_size: int | tuple[int, int]) -> tuple[int, int]:
@@ -218,13 +244,17 @@ def check_constants(
     )
 
 
-def measure(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure mean and standard deviation of each channel of uint8 images (n, C, H, W), scaled to [0, 1].
+def measure(images: Tensor, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Measure mean and standard deviation of each channel of some uint8 images, scaled to [0, 1].
 
     Both are computed over all pixels, exactly, from the counts of the 256 values. A constant channel gets the standard
     deviation 1.
+
+    Args:
+        images: uint8 images (n, C, H, W).
+        rows: rows (m,) of the images to measure on.
     """
-    return constants_of(torch.stack([count_values(part) for part in torch.split(images, 1000)]).sum(0))
+    return constants_of(torch.stack([count_values(images[part]) for part in torch.split(rows, 1000)]).sum(0))
 
 
 def count_values(images: Tensor) -> Tensor:

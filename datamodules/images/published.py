@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
@@ -12,7 +12,13 @@ from fl_lightning.datamodules.base.labelled import Unread
 from fl_lightning.datamodules.base.settings import Images, Unpack
 from fl_lightning.datamodules.files.cache import CACHE, cache_folder
 from fl_lightning.datamodules.files.download import download_whole
-from fl_lightning.datamodules.files.folder import ImageFiles, find_image_folder, list_images, read_images
+from fl_lightning.datamodules.files.folder import (
+    ImageFiles,
+    find_image_folder,
+    found_splits,
+    list_images,
+    read_images,
+)
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError
 
@@ -118,6 +124,8 @@ class PublishedImages(ImageData):
     def _files(self, train: bool, folder: Path, test: str) -> ImageFiles:
         files = list_images(folder, "train" if train else test, test, self.num_classes)
         self._count(len(files.files), train, folder)
+        if train:
+            rank_zero_info(found_splits(folder, test))
         return files
 
     def _read(self, files: ImageFiles) -> Tensor:

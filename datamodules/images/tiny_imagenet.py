@@ -7,7 +7,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.datamodules.files.download import download, unpack
-from fl_lightning.datamodules.files.folder import ImageFiles, class_names, find_image_folder, list_images, read_images
+from fl_lightning.datamodules.files.folder import ImageFiles, find_image_folder, list_images, read_images
+from fl_lightning.datamodules.files.layout import folder_names
 from fl_lightning.datamodules.images.published import PublishedImages
 from fl_lightning.errors import ConfigurationError
 
@@ -57,7 +58,7 @@ class TinyImageNet(PublishedImages):
         """Return the image folder and the name of its test set; None if there is none, or for the published files."""
         own = self._own_in(root)
         splits = (own / split for split in ("val", "test"))
-        rearranged = any(split.is_dir() and set(class_names(split)) - {"images"} for split in splits)
+        rearranged = any(split.is_dir() and set(folder_names(split)) - {"images"} for split in splits)
         if (own / "wnids.txt").is_file() and not rearranged:
             return None
         return find_image_folder(root, [self.name, self.folder], tests=("val", "test"))
@@ -68,7 +69,7 @@ class TinyImageNet(PublishedImages):
         classes = self._classes(own)
         if train:
             files = list_images(own, "train", test="train")
-            folders = class_names(own / "train")
+            folders = folder_names(own / "train")
             if folders != classes:
                 raise ConfigurationError(
                     f"expected the classes of {own / 'wnids.txt'} in {own / 'train'}, got "

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning.datamodules.base.labelled import LabelledData
 from fl_lightning.datamodules.base.settings import Images, Unpack
@@ -111,7 +112,7 @@ class ClientFiles(ImageData):
         sets = self._sets
         train, test = as_inputs(sets[True].inputs, sets[False].inputs)
         if train.dtype == torch.uint8:
-            self.mean, self.std = measure(train)
+            self.mean, self.std = (0.0,) * train.shape[1], (1.0,) * train.shape[1]  # until they are measured
         elif self.augment:
             raise ConfigurationError(
                 f"expected images for augment, got {train.dtype} {tuple(train.shape)} in {self.folder}: leave "
@@ -119,6 +120,11 @@ class ClientFiles(ImageData):
             )
         pairs = {True: train, False: test}
         return {train: (inputs, torch.from_numpy(sets[train].targets)) for train, inputs in pairs.items()}
+
+    @override
+    def measure_inputs(self, inputs: Tensor, trained: Tensor) -> None:
+        if inputs.dtype == torch.uint8:
+            self.mean, self.std = measure(inputs, trained)
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if inputs.dtype != torch.uint8:

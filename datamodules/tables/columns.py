@@ -122,7 +122,13 @@ class ColumnImages(LightningDataModule):
         batch_size: number of examples in a batch.
         collate_fn: function that makes a batch of examples; None for PyTorch's own.
         channels, image_size, mean, std, normalize, augment, memory_gib: as for :class:`HuggingFace`.
+
+    Attributes:
+        trained: function that returns the rows (m,) of the training set on which clients train, to measure on; all rows
+            if None.
     """
+
+    trained: Callable[[], Tensor] | None = None
 
     def __init__(
         self,
@@ -166,7 +172,7 @@ class ColumnImages(LightningDataModule):
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """The mean of each channel of images in [0, 1]: as given, else measured on the training set."""
+        """The mean of each channel of images in [0, 1]: as given, else measured on what clients train on."""
         return self._constants[0]
 
     @property
@@ -223,9 +229,14 @@ class ColumnImages(LightningDataModule):
         mean, std = self._given
         if mean is not None:
             return check_constants(mean, std, len(train[0][0]))
-        chunks: Iterable[Tensor] = (image[None] for image, _ in train)
+        is_measured = torch.ones(len(train), dtype=torch.bool)
+        if self.trained is not None:
+            is_measured[:] = False
+            is_measured[self.trained()] = True
+        rows = is_measured.nonzero().flatten()
+        chunks: Iterable[Tensor] = (train[row][0][None] for row in rows.tolist())
         if isinstance(train, TensorDataset):
-            chunks = torch.split(train.tensors[0], 1000)
+            chunks = (train.tensors[0][part] for part in torch.split(rows, 1000))
         return constants_of(sum(map(count_values, chunks), torch.tensor(0)))
 
     @cached_property

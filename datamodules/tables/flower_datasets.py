@@ -137,7 +137,13 @@ class FlowerDatasets(FederatedDataModule):
         if columns is None:
             return None
         splits = {"train": self._parts} | ({} if self.test is None else {"test": self._test_set()})
-        return ColumnImages(splits, columns, self.batch_size, self.collate_fn, *self._settings)
+        images = ColumnImages(splits, columns, self.batch_size, self.collate_fn, *self._settings)
+        images.trained = self._trained_rows
+        return images
+
+    def _trained_rows(self) -> Tensor:
+        """Return the rows (m,) of all partitions on which clients train."""
+        return self._dealt.parts.rows
 
     @cached_property
     def _dealt(self) -> Dealt:

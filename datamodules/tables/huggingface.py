@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.datamodules.base.dealt import Dealt
@@ -71,7 +72,7 @@ class HuggingFace(PartitionedData):
             training images are grey.
         image_size: height and width in pixels, or one number for both; by default the commonest size in the training
             set.
-        mean: mean of each channel of inputs in [0, 1]; by default measured, as ``std``, on the training set.
+        mean: mean of each channel of inputs in [0, 1]; by default measured, as ``std``, on the examples that train.
         std: standard deviation of each channel, above 0.
         normalize: as for :class:`ImageData`, for images only.
         augment: as for :class:`ImageData`, for images only.
@@ -169,6 +170,8 @@ class HuggingFace(PartitionedData):
         )
         self._images, self._client, self._training, self._test = images, client, training, sources.get("test")
         self.domain, self.leave_out, self.test_share = domain, leave_out, test_share
+        if images is not None:
+            images.trained = self._trained_rows
         classes: int | None = getattr(training.features.get(label), "num_classes", None)
         if images is not None:
             classes = images.num_classes
@@ -196,6 +199,10 @@ class HuggingFace(PartitionedData):
         owners = np.array([names.get(str(value), len(names)) for value in column_of(self._test, self._client).tolist()])
         rows = np.flatnonzero(owners < len(names))  # examples of a client that does not train are nobody's
         return self._tests, rows_of(owners[rows], len(names)).among(torch.from_numpy(rows))
+
+    def _trained_rows(self) -> Tensor:
+        """Return the rows (m,) of the training set on which clients train."""
+        return self._dealt.parts.rows
 
     @property
     def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only

@@ -243,19 +243,25 @@ def test_fewer_images_than_published_are_a_warning(tmp_path: Path) -> None:
         data.load(train=False)
 
 
-def test_an_image_folder_is_decoded_once(tmp_path: Path) -> None:
-    """The second data module would see the damage: prepare_data has read the images into the cache for all."""
+def test_an_image_folder_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second data module decodes nothing: prepare_data has read the images into the cache for all.
+
+    A file that changes is decoded again, also one of the same size and time of modification.
+    """
     write_folder(tmp_path / "cifar10", 10)
-    CIFAR10(root=str(tmp_path), cache=str(tmp_path / "cache")).prepare_data()
+    settings = {"root": str(tmp_path), "cache": str(tmp_path / "cache")}
+    CIFAR10(**settings).prepare_data()  # type: ignore[arg-type]  # both are strings
     assert len(list((tmp_path / "cache").iterdir())) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(Image, "open", None)
+        images, _ = CIFAR10(**settings).load(train=True)  # type: ignore[arg-type]
+    assert images[:, 0, 5, 7].tolist() == [label + 100 * image for label in range(10) for image in range(2)]
     damaged = tmp_path / "cifar10" / "train" / "class003" / "1.png"
     before = damaged.stat()
     damaged.write_bytes(b"x" * before.st_size)
     os.utime(damaged, ns=(before.st_atime_ns, before.st_mtime_ns))
-    images, _ = CIFAR10(root=str(tmp_path), cache=str(tmp_path / "cache")).load(train=True)
-    assert images[:, 0, 5, 7].tolist() == [label + 100 * image for label in range(10) for image in range(2)]
     with pytest.raises(ConfigurationError, match="unreadable"):
-        CIFAR10(root=str(tmp_path), cache=None).load(train=True)
+        CIFAR10(**settings).load(train=True)  # type: ignore[arg-type]
 
 
 def test_prepare_data_leaves_nothing_to_do(tmp_path: Path) -> None:

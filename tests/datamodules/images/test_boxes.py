@@ -1,6 +1,7 @@
 """BoxFolder: what it reads back, where boxes come to lie, what it refuses, and a federated round on it."""
 
 import re
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,37 @@ def test_images_in_folders_and_of_other_kinds(tmp_path: Path) -> None:
         deep = write_16_bits(tmp_path / "images" / "train" / "c.png", 4095, 3 if kind == "RGB" else 1)
         with pytest.raises(ConfigurationError, match=f"expected 8 bits per channel, got more in {deep}"):
             read(tmp_path)
+
+
+def test_links_do_not_multiply_images(tmp_path: Path) -> None:
+    """The images behind a link had no text files, and so no boxes."""
+    write(tmp_path, "train", "a.png", "0 0.5 0.5 1 1")
+    write(tmp_path, "test", "a.png", "0 0.5 0.5 1 1")
+    (tmp_path / "images" / "train" / "latest").symlink_to(".")
+    assert read(tmp_path)[1].shape == (1, 1, 5)
+    shutil.rmtree(tmp_path / "images" / "test")
+    (tmp_path / "images" / "test").symlink_to("train")
+    with pytest.raises(ConfigurationError, match=r"expected different folders, got .*images/train and .*images/test"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cafe\u0301.txt", "caf\u00e9.TXT"])
+def test_a_text_file_that_looks_like_an_image_s_is_refused(tmp_path: Path, name: str) -> None:
+    """Its image would have no boxes."""
+    write(tmp_path, "train", "caf\u00e9.png", None)
+    (tmp_path / "labels" / "train" / name).write_text("0 0.5 0.5 1 1")
+    with pytest.raises(
+        ConfigurationError, match=r"expected a text file 'caf\\xe9.txt', .* got 'caf.*, which looks the"
+    ):
+        read(tmp_path)
+
+
+def test_text_files_of_no_image_are_counted(tmp_path: Path) -> None:
+    write(tmp_path, "train", "a.png", "0 0.5 0.5 1 1")
+    for name in ("b.txt", "classes.txt"):
+        (tmp_path / "labels" / "train" / name).write_text("")
+    with pytest.warns(UserWarning, match=r"text files of images in .*labels/train, got 2 of no image, such as .*b.txt"):
+        assert read(tmp_path)[1].shape == (1, 1, 5)
 
 
 def test_what_knows_no_boxes_cannot_be_set() -> None:

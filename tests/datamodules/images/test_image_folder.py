@@ -1,5 +1,6 @@
 """ImageFolder: sizes, classes, constants."""
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from lib.image_files import write_16_bits, write_folder, write_image
 from PIL import Image, ImageOps
 from torchvision import datasets  # type: ignore[import-untyped]  # torchvision ships no types
 
-from fl_lightning.datamodules import CIFAR10, ImageFolder
+from fl_lightning.datamodules import CIFAR10, Colour, ImageFolder
 from fl_lightning.datamodules.images.image_folder import measure
 from fl_lightning.errors import ConfigurationError
 
@@ -131,9 +132,59 @@ def test_an_image_of_too_many_pixels_is_not_called_damaged(tmp_path: Path, monke
 def test_measures_the_training_set() -> None:
     """0, 0, 0 and 255 in the first channel: mean 1/4, variance 1/4 · 9/16 + 3/4 · 1/16 = 3/16. The second is 51."""
     images = torch.tensor([[[0, 0], [51, 51]], [[0, 255], [51, 51]]], dtype=torch.uint8).view(2, 2, 1, 2)
-    mean, std = measure(images)
+    mean, std = measure(images, torch.arange(2))
     assert mean == pytest.approx((0.25, 0.2))
     assert std == pytest.approx((0.1875**0.5, 1.0))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train_examples": 10, "validation_examples": 2},
+        {"train_examples": 10, "validation_examples": 1},
+        {"long_tail": 4.0, "validation_examples": 3},
+        {"validation_examples": 20},
+        {"held_out": 0.5},
+        {"train_examples": 20, "held_out": 0.5},
+        {"proxy_per_class": 5, "proxy_source": "train"},
+        {"resize": 8},
+        {"domain_shift": Colour(((1, 0.5, 0.2), (0.3, 1, 1)))},
+    ],
+)
+def test_constants_are_measured_on_what_trains(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """On none of what validates, of what clients hold out, of the proxy set; and as the clients see the images.
+
+    NumPy's mean and standard deviation over the images of the clients.
+    """
+    levels = np.random.default_rng(0).integers(0, 256, (2, 2, 20, 4, 4, 3), dtype=np.uint8)
+    for split, by_class in zip(("train", "test"), levels, strict=True):
+        for name, images in zip(("cat", "dog"), by_class, strict=True):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number, pixels in enumerate(images):
+                Image.fromarray(pixels // (number + 1)).save(tmp_path / split / name / f"{number}.png")
+    data = ImageFolder(str(tmp_path), 4, num_clients=2, cache=None, **settings)
+    data.setup("fit")
+    trained = np.concatenate([data.client_dataset(client)[:][0].numpy() for client in range(2)]) / 255
+    assert data.mean == pytest.approx(trained.mean((0, 2, 3)).tolist())
+    assert data.std == pytest.approx(trained.std((0, 2, 3)).tolist())
+
+
+def test_what_is_decoded_is_not_taken_for_another_split(tmp_path: Path) -> None:
+    """Files of one name, size and time in train, test and val: also where val takes the place of test."""
+    for level, split in enumerate(("train", "test", "val")):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        file = tmp_path / split / "cat" / "0.bmp"
+        write_image(file, 50 + level, (4, 4))
+        os.utime(file, ns=(0, 0))
+
+    def levels() -> list[int]:
+        data = ImageFolder(str(tmp_path), 4, cache=str(tmp_path / "cache"))
+        return [int(data.load(train)[0][0, 0, 0, 0]) for train in (True, False)]
+
+    assert levels() == levels() == [50, 51]
+    (tmp_path / "test").rename(tmp_path / "old")
+    (tmp_path / "val").rename(tmp_path / "test")
+    assert levels() == [50, 52]
 
 
 def test_what_was_measured_normalises(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from fl_lightning.datamodules import Dirichlet, DomainDirichlet, ImageFolder
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.models import ImageClassifier
 
+E, E_APART = "\u00e9", "e\u0301"  # é as one letter, and as a letter and an accent
+
 
 def write(folder: Path, count: int, level: int, size: tuple[int, int] = (6, 4)) -> None:
     """Grey images of one level, as many as asked for."""
@@ -128,8 +130,48 @@ def write_one_image(root: Path) -> None:
             "expected at least 2 images in .*east",
         ),
         (lambda root: (root / "north" / "cat" / "0.png").write_bytes(b"\x89PNG"), "unreadable .*0.png"),
+        (
+            lambda root: write(root / "test" / "cat", 2, 0),
+            r"expected a folder for each site in .*, got test, which name splits: leave client and domain out for",
+        ),
+        (
+            lambda root: write(root / "west" / "Test" / "cat", 2, 0),
+            "expected folders named train and test, .* in .*west, got Test beside cat, dog: rename them",
+        ),
+        (
+            lambda root: write(root / "south" / "bird", 2, 0),
+            "expected splits alone or classes alone in .*south, got train, test and bird: move the images",
+        ),
+        (
+            lambda root: write(root / "south" / "test" / "Dog", 2, 0),
+            "expected the classes of .*south/test in .*south/train, too, got no 'Dog': correct its name",
+        ),
+        (
+            lambda root: [write(root / "north" / "cat" / name, 1, 0) for name in ("train", "val")],
+            "expected the images of one split in .*north/cat, got folders train, val: put splits above the classes",
+        ),
+        (
+            lambda root: (root / "latest").symlink_to("west"),
+            "expected different folders, got .*latest and .*west, which a link makes the same",
+        ),
+        (
+            lambda root: [write(root / name / "cat", 2, 0) for name in (f"caf{E}", f"caf{E_APART}")],
+            r"names look different in .*, got 'cafe\\u0301' and 'caf\\xe9'",
+        ),
     ],
-    ids=["no class", "another class", "one image", "damaged"],
+    ids=[
+        "no class",
+        "another class",
+        "one image",
+        "damaged",
+        "a split beside sites",
+        "a split beside classes",
+        "a class beside splits",
+        "an unknown class to test",
+        "splits below a class",
+        "a site twice",
+        "two sites that look the same",
+    ],
 )
 def test_sites_that_cannot_be_used(root: Path, spoil: Any, message: str) -> None:
     spoil(root)
@@ -236,3 +278,109 @@ def test_the_constants_are_those_of_the_images_that_train(root: Path) -> None:
     trained = levels(data.client_dataset(client)[:] for client in range(3))
     assert len(trained) == 8
     assert data.mean == pytest.approx([np.mean(trained) / 255] * 3)
+
+
+@pytest.mark.parametrize(
+    "names", [("train", "test"), ("Train", "Test"), ("train", "valid"), ("training", "testing"), ("train", "dev")]
+)
+def test_splits_are_neither_sites_nor_classes(tmp_path: Path, names: tuple[str, str]) -> None:
+    """Without sites, as sites and within sites; no refusal advises what the next one refuses."""
+    for name in names:
+        write(tmp_path / "splits" / name / "cat", 2, 0)
+        write(tmp_path / "sites" / "oslo" / name / "cat", 2, 0)
+    for settings in ({"client": "folder"}, {"domain": "folder"}):
+        with pytest.raises(ConfigurationError, match=f"got {', '.join(sorted(names))}, which name splits: leave"):
+            ImageFolder(str(tmp_path / "splits"), cache=None, **settings).setup("fit")  # type: ignore[arg-type]
+    if names == ("train", "test"):
+        return
+    found = f"expected folders named train and test, .* got {', '.join(sorted(names))}: rename them"
+    with pytest.raises(ConfigurationError, match=found) as caught:
+        ImageFolder(str(tmp_path / "splits"), cache=None).setup("fit")
+    assert "--data.client" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match=found.replace(" .* ", " .*oslo, ")):
+        ImageFolder(str(tmp_path / "sites"), client="folder", cache=None).setup("fit")
+
+
+def test_sites_are_advised_where_there_are_sites(root: Path, tmp_path: Path) -> None:
+    assert "or say --data.client folder if these are" in (ImageFolder(str(root)).missing() or "")
+    told = ImageFolder(str(root / "north")).missing() or ""
+    assert "got cat, dog: point root to such a folder" in told
+    assert "--data.client" not in told
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("latest", "."),
+        ("north/latest", "."),
+        ("north/cat/latest", "."),
+        ("north/cat/up", ".."),
+        ("north/dog/top", "../.."),
+    ],
+)
+def test_a_link_that_leads_back_adds_nothing(root: Path, link: str, target: str) -> None:
+    """12, 4 and 4 images train, 3, 1 and 1 test, as without the link."""
+    (root / link).symlink_to(target)
+    data = ImageFolder(str(root), client="folder", cache=None)
+    data.setup("fit")
+    assert data.client_names == ["north", "south", "west"]
+    assert data.class_names == ["cat", "dog"]
+    assert data.sizes.tolist() == [12, 4, 4]
+    assert len(levels(data.val_dataloader())) == 5
+
+
+def test_sites_may_share_a_test_set_by_links(tmp_path: Path) -> None:
+    write(tmp_path / "test" / "cat", 2, 50)
+    for site in ("oslo", "rome"):
+        write(tmp_path / "sites" / site / "train" / "cat", 3, 0)
+        (tmp_path / "sites" / site / "test").symlink_to("../../test")
+    data = ImageFolder(str(tmp_path / "sites"), client="folder", cache=None)
+    assert [levels(data.held_out_batches(client)) for client in range(2)] == [[50, 51], [50, 51]]
+
+
+@pytest.mark.parametrize("places", [("oslo", "rome"), ("oslo/train", "oslo/test"), ("train", "test")])
+def test_classes_that_look_the_same_elsewhere(tmp_path: Path, places: tuple[str, str]) -> None:
+    """In two sites, in two splits of one, and in two splits."""
+    for place, accent in zip(places, (E, E_APART), strict=True):
+        write(tmp_path / place / f"caf{accent}", 2, 0)
+    client: Any = None if "train" in places else "folder"
+    with pytest.raises(ConfigurationError, match=r"'cafe\\u0301' .which looks the same as 'caf\\xe9'.") as caught:
+        ImageFolder(str(tmp_path), client=client, cache=None).setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_is_left_out_however_it_is_written(tmp_path: Path) -> None:
+    """The folder's accent is apart from its letter, as another system writes it."""
+    for site in (f"caf{E_APART}", "oslo"):
+        write(tmp_path / site / "cat", 3, 0)
+    data = ImageFolder(str(tmp_path), domain="folder", leave_out=[f"caf{E}"], cache=None)
+    data.setup("fit")
+    assert data.client_names == ["oslo"]
+
+
+def test_one_line_says_what_was_found(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(root / "south" / "val" / "cat", 1, 0)
+    splits = tmp_path_factory.mktemp("splits")
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog", "oslo/cat"):
+        write(splits / name, 2, 0)
+    for data in (
+        ImageFolder(str(root), client="folder", cache=None),
+        ImageFolder(str(splits), cache=None, num_clients=2),
+    ):
+        with caplog.at_level("INFO"):
+            data.setup("fit")
+            data.setup("test")
+    assert caplog.messages == [
+        f"{root}: sites north, south, west (3); test_share 0.2 in north, west; splits train and test in south; classes "
+        "cat, dog (2); not read: south/val",
+        f"{splits}: splits train and val; classes cat, dog (2); not read: oslo",
+    ]
+
+
+def test_images_beside_folders_of_classes_are_counted(root: Path) -> None:
+    write(root / "north", 2, 0)
+    write(root / "south" / "train", 1, 0)
+    with pytest.warns(UserWarning, match=r"images in folders of classes, got 3 beside .*, such as .*north/0.png: they"):
+        ImageFolder(str(root), client="folder", cache=None).setup("fit")

@@ -34,6 +34,18 @@ def test_grey_levels_are_bytes_again(images: Any, tmp_path: Path) -> None:
     assert (labels.tolist(), data.num_classes) == ([1], 2)
 
 
+def test_constants_are_measured_on_what_trains(tmp_path: Path) -> None:
+    """Not on what clients hold out; NumPy's mean and standard deviation of what they train on."""
+    levels = np.random.default_rng(0).integers(0, 256, (2, 10, 1, 2, 2))
+    write(tmp_path, {client: (images.astype(np.float32) / 255, [0] * 10) for client, images in enumerate(levels)})
+    data = PFLlib(str(tmp_path), held_out=0.5)
+    data.setup("fit")
+    trained = np.concatenate([data.client_dataset(client)[:][0].numpy() for client in range(2)]) / 255
+    assert len(trained) == 10
+    assert data.mean == pytest.approx([trained.mean()])
+    assert data.std == pytest.approx([trained.std()])
+
+
 def test_levels_between_the_bytes_stay_floats(tmp_path: Path) -> None:
     data = write(tmp_path, {0: (GREY + np.float32(0.001), [1])})
     data.setup("fit")

@@ -148,6 +148,19 @@ def test_images_are_those_of_hugging_face(memory_gib: float) -> None:
     assert torch.equal(data.on_after_batch_transfer(test, 0)[0], other.on_after_batch_transfer(test, 0)[0])
 
 
+def test_constants_are_measured_on_what_trains() -> None:
+    """Not on what clients hold out."""
+    made = partitioners.NaturalIdPartitioner(partition_by="user")
+    made.dataset = images(30)
+    data = FlowerDatasets(made, test=images(6), held_out=0.5)
+    data.setup("fit")
+    trained = np.stack([image.numpy() for client in range(3) for image, _ in data.client_dataset(client)]) / 255  # type: ignore[attr-defined]
+    (test,) = data.val_dataloader()
+    inputs, _ = data.on_after_batch_transfer(test, 0)
+    expected = (test[0].numpy() / 255 - trained.mean()) / trained.std()
+    assert np.allclose(inputs.numpy(), expected, atol=1e-5)
+
+
 def test_a_yaml_of_the_manual_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With parquet files on disk in place of the data set of the hub that the manual names."""
     monkeypatch.chdir(tmp_path)

@@ -127,6 +127,21 @@ def test_bytes_become_inputs_as_of_image_data() -> None:
 
 
 @pytest.mark.parametrize("memory_gib", [4.0, 1e-9])
+def test_constants_are_measured_on_what_trains(memory_gib: float) -> None:
+    """Not on what clients hold out, also where nothing is fitted; decoded once, and example by example."""
+    for settings in ({}, {"partition": [[0, 3, 4], [2, 7]], "client": None}):
+        given: dict[str, Any] = {"client": "writer", "held_out": 0.4, "memory_gib": memory_gib, **settings}
+        data = HuggingFace(images(pixels(30, (4, 6, 3))), **given)
+        source: Any = data.datamodule
+        mean, std = source.mean, source.std
+        data.setup("fit")
+        trained = [image.numpy() for k in range(len(data.sizes)) for image, _ in data.client_dataset(k)]  # type: ignore[attr-defined]
+        scaled = np.stack(trained) / 255
+        assert mean == pytest.approx(scaled.mean((0, 2, 3)).tolist())
+        assert std == pytest.approx(scaled.std((0, 2, 3)).tolist())
+
+
+@pytest.mark.parametrize("memory_gib", [4.0, 1e-9])
 def test_training_batches_alone_are_augmented(memory_gib: float) -> None:
     """Images whose left half is black: a flip makes the left half bright. Decoded once, and example by example."""
     arrays = np.zeros((40, 4, 4), np.uint8)
