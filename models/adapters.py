@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -11,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.engine.module.adapted import adapted_layers, known_class
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
 
 Adapt = Literal["full", "head", "lora"]
@@ -18,23 +18,9 @@ FrozenDtype = Literal["float32", "bfloat16"]
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def known_class(module: str, name: str) -> type | None:
-    """Return a class of a library; None if the library is not loaded, so that no object of the class exists."""
-    found: type | None = getattr(sys.modules.get(module), name, None)
-    return found
-
-
 def transposed_linear() -> type | None:
     """Return GPT-2's linear layer, transformers' Conv1D, whose weight lies transposed; see :func:`known_class`."""
     return known_class("transformers.pytorch_utils", "Conv1D")
-
-
-def adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Find the layers around which peft has put adapters of any kind, with their names."""
-    tuned = known_class("peft.tuners.tuners_utils", "BaseTunerLayer")
-    for name, layer in module.named_modules():
-        if tuned is not None and isinstance(layer, tuned):
-            yield name, layer
 
 
 def adapt(

@@ -12,7 +12,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from fl_lightning import Cohort, ConfigurationError, Server
-from fl_lightning.models.adapters import adapted_layers, known_class, transposed_linear
+from fl_lightning.engine.module.adapted import adapted_layers, known_class
+from fl_lightning.models.adapters import transposed_linear
 
 LORA = "peft.tuners.lora.layer"
 PRODUCTS = ("Linear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "MultiheadAttention")  # layers that add some B A
