@@ -10,11 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.engine.module.adapted import adapted_layers, known_class
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
 
 Adapt = Literal["full", "head", "lora"]
 FrozenDtype = Literal["float32", "bfloat16"]
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def transposed_linear() -> type | None:
+    """Return GPT-2's linear layer, transformers' Conv1D, whose weight lies transposed; see :func:`known_class`."""
+    return known_class("transformers.pytorch_utils", "Conv1D")
 
 
 def adapt(
@@ -46,6 +52,7 @@ def adapt(
     """
     check_choice("adapt", how, "full", "head", "lora")
     parts = [head] if isinstance(head, str) else head
+    before = set(network.parameters())
     in_head: set[nn.Parameter] = set()  # not by name: a head may share its weight with the first layer
     for part in filter(None, parts):
         in_head.update(network.get_submodule(part).parameters())
@@ -53,8 +60,8 @@ def adapt(
         check_at_least(1, rank=rank)
         _put_in(network, rank, targets, 2.0 * rank if alpha is None else alpha)
     if how != "full":
-        for name, parameter in network.named_parameters():
-            parameter.requires_grad_(".lora_" in name or parameter in in_head)
+        for parameter in network.parameters():
+            parameter.requires_grad_(parameter not in before or parameter in in_head)
     names = [name for name, _ in network.named_parameters()]
     for pattern in freeze:
         frozen = [name for name in names if fnmatchcase(name, pattern)]
@@ -77,16 +84,18 @@ def keep_frozen(network: nn.Module, dtype: FrozenDtype) -> None:
     if dtype == "float32":
         return
     frozen = set[nn.Parameter]()
-    embedded = set[nn.Parameter]()  # the last layer of a language model may share the weight of an embedding
-    for name, layer in network.named_modules():
+    others = set[nn.Parameter]()
+    for layer in network.modules():
         if isinstance(layer, nn.Embedding):
             embedding: Any = layer.weight
-            embedded.add(embedding)
-        elif (_is_linear(layer) or isinstance(layer, CONVOLUTIONS)) and ".lora_" not in name:
+            others.add(embedding)  # the last layer of a language model may share the weight of an embedding
+        elif _is_linear(layer) or isinstance(layer, CONVOLUTIONS):
             weight: Any = layer.weight
             if not weight.requires_grad:
                 frozen.add(weight)
-    frozen -= embedded
+    for _, layer in adapted_layers(network):
+        others |= set(layer.parameters()) - set(layer.get_base_layer().parameters())  # frozen adapters
+    frozen -= others
     if not frozen:
         raise ConfigurationError("frozen_dtype: bfloat16 needs frozen weights: set adapt to lora or head")
     for parameter in network.parameters():
@@ -117,14 +126,16 @@ def _put_in(network: nn.Module, rank: int, targets: Sequence[str], alpha: float)
     if not chosen:
         last = dict.fromkeys(name.rpartition(".")[2] for name in layers)
         raise ConfigurationError(f"targets must name linear layers for adapt: lora, such as {', '.join([*last][:6])}")
-    transposed = all(type(network.get_submodule(name)).__name__ == "Conv1D" for name in chosen)
+    kind = transposed_linear()
+    transposed = kind is not None and all(isinstance(network.get_submodule(name), kind) for name in chosen)
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, fan_in_fan_out=transposed)  # type: ignore[arg-type]  # a factor need not be whole
     inject_adapter_in_model(config, network)
 
 
 def _is_linear(part: nn.Module) -> bool:
-    """Tell whether a module is a linear layer; Conv1D is GPT-2's, with its weight transposed."""
-    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+    """Tell whether a module is a linear layer; GPT-2's has its weight transposed."""
+    transposed = transposed_linear()
+    return isinstance(part, nn.Linear) or (transposed is not None and isinstance(part, transposed))
 
 
 def _near_pattern(pattern: str, known: Sequence[str]) -> str:

@@ -139,6 +139,9 @@ NO_USERS_BUSINESS = {
     "fl_lightning.runs.catalogue": {"lower_is_better"},
     "fl_lightning.runs.critical_round": {"critical_round"},
     "fl_lightning.runs.pictures": {"draw_cosines", "draw_surfaces"},
+    # what peft and transformers have put into a network
+    "fl_lightning.engine.module.adapted": {"adapted_layers", "known_class"},
+    "fl_lightning.models.adapters": {"transposed_linear"},
     # layers of the shipped networks
     "fl_lightning.models.layers": {"find_classifier", "find_layer"},
 }

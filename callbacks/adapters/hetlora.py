@@ -63,7 +63,7 @@ class HetLoRA(FederatedCallback):
         padded = cohort.replace(deltas=deltas)
         squares = torch.zeros(len(deltas), dtype=torch.float64)
         for adapter in adapters_of(orchestrator):
-            first, second = adapter.of_clients(orchestrator, padded)
+            first, second = adapter.of_clients(orchestrator, padded, padded.columns)
             squares += (adapter.scaling * second @ first).square().sum((1, 2))
         total = squares.sqrt().sum()
         return padded.replace(weights=squares.sqrt() / total) if total > 0 else padded
@@ -79,6 +79,5 @@ def _beyond(orchestrator: Server, rank: int) -> Tensor:
     for adapter in adapters_of(orchestrator):
         for columns, parameter, dim in zip(adapter.columns(orchestrator), adapter.parameters, (0, 1), strict=True):
             if columns is not None:
-                beyond = torch.arange(parameter.shape[dim], device=mask.device) >= rank
-                mask[columns] = (beyond[:, None] if dim == 0 else beyond[None, :]).expand(parameter.shape).flatten()
+                mask[columns.narrow(dim, rank, parameter.shape[dim] - rank).flatten()] = True
     return mask

@@ -1,18 +1,24 @@
 """AggregationError: what is lost where the server averages the matrices of adapters in place of their products."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, Metric, Monitor, Server
 from fl_lightning.callbacks.adapters.low_rank import (
-    adapters_of,
+    Adapters,
+    LowRank,
     is_in_part_local,
     mean_less_product,
     norm_of_product,
     shares_of,
+    shown,
+    stacked,
 )
 
 
@@ -23,9 +29,9 @@ class AggregationError(Monitor):
       with the clients' weights s_k, the new global A and B, and Frobenius norms; 0 if the server loses nothing. Not
       logged while all products are zero, nor for modules of which a part of an adapter stays with the clients.
 
-    The clients' matrices are those before any rule's correction; what rules such as :class:`FedExLoRA` put into the
-    frozen weights counts as not lost. The monitor changes nothing. ``fl-lightning fit`` adds it to every run of a
-    module that has adapters, or may get some in ``configure_model``.
+    The adapters are those that peft has put around linear layers, convolutions, embeddings and attention, and that are
+    in use; a line names others. The clients' matrices are those before any rule's correction; what rules such as
+    :class:`FedExLoRA` put into the frozen weights counts as not lost. The monitor changes nothing.
     """
 
     metrics = (
@@ -41,27 +47,44 @@ class AggregationError(Monitor):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Server)
-        self.streams = not adapters_of(pl_module)  # type: ignore[misc]  # single updates are read of adapters alone
+        found = Adapters.of(pl_module.client)
+        self.streams = not found.products  # type: ignore[misc]  # single updates are read of adapters alone
+        if found.unknown:
+            rank_zero_warn(f"AggregationError leaves out adapters of an unknown product: {shown(found.unknown)}")
+        elif not found.products:
+            name = type(pl_module.client).__name__
+            rank_zero_warn(f"AggregationError logs nothing, since {name} has no adapters that peft has put in")
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        adapters = adapters_of(orchestrator)
-        if any(is_in_part_local(adapter, orchestrator) for adapter in adapters):
+        found = Adapters.of(orchestrator.client)
+        if any(is_in_part_local(adapter, orchestrator) for adapters in found.products for adapter in adapters):
             return
         shares = shares_of(cohort)
-        places = {name: place for place, name in enumerate(orchestrator.buffer_names)}
-        frozen = orchestrator.read_buffers()
         lost, whole = 0.0, 0.0
-        for adapter in adapters:
-            clients = adapter.of_clients(orchestrator, cohort)
+        moved = _moved(orchestrator, cohort, found.exact)
+        for adapters in found.products:
+            sent = [own.of_clients(orchestrator, cohort, cohort.updates.columns_at) for own in adapters]
+            clients = stacked(adapters, sent)
             none = (torch.zeros_like(clients[0][0]), torch.zeros_like(clients[1][0]))
-            whole += (adapter.scaling * norm_of_product(*mean_less_product(shares, *clients, none))) ** 2
-            left, right = mean_less_product(shares, *clients, adapter.factors)
-            before, now = cohort.buffers[places[adapter.weight]], frozen[places[adapter.weight]]
-            if before is now or before is None or now is None:
-                lost += (adapter.scaling * norm_of_product(left, right)) ** 2
-            else:  # a rule has moved the frozen weight
-                moved = adapter.as_weight((now.double() - before.double()).cpu())
-                lost += float((adapter.scaling * left @ right - moved).norm()) ** 2
+            whole += norm_of_product(*mean_less_product(shares, *clients, none)) ** 2
+            left, right = mean_less_product(shares, *clients, stacked(adapters, [own.factors for own in adapters]))
+            name = adapters[0].name
+            if name in moved:
+                lost += float((left @ right - moved[name]).norm()) ** 2
+            else:
+                lost += norm_of_product(left, right) ** 2
         if whole > 0:
             orchestrator.log_round("adapter/aggregation_error", math.sqrt(lost / whole))
+
+
+def _moved(orchestrator: Server, cohort: Cohort, adapters: Sequence[LowRank]) -> dict[str, Tensor]:
+    """Return by how much (out, in) rules have moved frozen weights in this round, by the layers' names."""
+    places = {name: place for place, name in enumerate(orchestrator.buffer_names)}
+    frozen = orchestrator.read_buffers()
+    moved = dict[str, Tensor]()
+    for adapter in adapters:
+        before, now = cohort.buffers[places[adapter.weight]], frozen[places[adapter.weight]]
+        if before is not now and before is not None and now is not None:
+            moved[adapter.name] = adapter.as_weight((now.double() - before.double()).cpu())
+    return moved

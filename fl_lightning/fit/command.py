@@ -16,15 +16,12 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_only
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from typing_extensions import override
 
 # Imported so that YAML finds all shipped classes by their short names.
 import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
-from fl_lightning.callbacks import AggregationError
-from fl_lightning.callbacks.adapters.low_rank import adapters_in
 from fl_lightning.commands import counted
 from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.engine.checks import check_once, check_trainer
@@ -267,10 +264,6 @@ class FederatedCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         callbacks = _as_list(config.callbacks)
         check_once(callbacks)
-        module = self.model.client
-        may_have_adapters = any(adapters_in(module)) or is_overridden("configure_model", module)
-        if may_have_adapters and not any(isinstance(own, AggregationError) for own in callbacks):
-            callbacks.append(AggregationError())
         own = self.without_folder(callbacks)
         if own is not None:
             return super().instantiate_trainer(**kwargs | own)

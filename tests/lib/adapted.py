@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -76,20 +77,31 @@ def weights(network: Any) -> list[Tensor]:
     ]
 
 
+def put_in(network: nn.Module, layers: list[str], name: str = "default", rank: int = RANK, **settings: Any) -> None:
+    """Let peft put adapters into layers of a network."""
+    inject_adapter_in_model(LoraConfig(r=rank, target_modules=layers, **settings), network, name)
+
+
+def trained_once(module: Any) -> list[Any]:
+    """Train the networks of the three clients for a round."""
+    networks = []
+    for client in range(3):
+        own = copy.deepcopy(module)
+        optimizer = own.configure_optimizers()
+        for _ in range(2):
+            optimizer.zero_grad()
+            own.training_step(examples(client), 0).backward()
+            optimizer.step()
+        networks.append(own.network)
+    return networks
+
+
 def by_hand(server: Callable[[Any, list[Any], Tensor], None]) -> Any:
     """Train the adapters of the three clients; ``server`` makes a global network of theirs, in place."""
     module = Adapted()
     shares = torch.tensor(SIZES).double() / sum(SIZES)
     for _ in range(ROUNDS):
-        clients = []
-        for client in range(3):
-            own = copy.deepcopy(module)
-            optimizer = own.configure_optimizers()
-            for _ in range(2):
-                optimizer.zero_grad()
-                own.training_step(examples(client), 0).backward()
-                optimizer.step()
-            clients.append(own.network)
+        clients = trained_once(module)
         with torch.no_grad():
             server(module.network, clients, shares)
     return module.network

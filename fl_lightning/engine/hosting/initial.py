@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fl_lightning.engine.hosting.saving import LEFT_OUT, own_names, shape
+from fl_lightning.engine.module.adapted import adapted_layers
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import isolated
 
@@ -43,7 +44,8 @@ def start_from(module: LightningModule, source: str) -> set[str]:
     module.configure_model()  # may make layers; the Trainer calls it again, which Lightning asks modules to allow
     own = nn.Module.state_dict(module)
     part = _part(module, own, saved)
-    wrapped = {name.replace(".base_layer.", "."): name for name in own}  # layers that peft has given adapters
+    plain, adapters = _without_adapters(module, own)
+    wrapped = {short: name for name, short in plain.items()}
     saved = {wrapped.get(part + name, part + name): value for name, value in saved.items()}
     names = [name for name, _ in module.named_parameters() if name.startswith(part)]
     head = names[-1].rpartition(".")[0] if names else None
@@ -52,11 +54,9 @@ def start_from(module: LightningModule, source: str) -> set[str]:
         for name, value in own.items()
         if name.rpartition(".")[0] == head and _is_other_head(value, saved.get(name))
     ]
-    around = tuple(f"{name.partition('.base_layer.')[0]}." for name in own if ".base_layer." in name)
-    adapters = {name for name in own if name.startswith(around) and ".base_layer." not in name and name not in saved}
     expected = {}
     for name, value in own.items():
-        if name.startswith(part) and name not in kept and name not in adapters:
+        if name.startswith(part) and name not in kept and (name not in adapters or name in saved):
             expected[name] = value
     fitting = {name: value for name, value in saved.items() if name not in kept}
     _check_fit(module, source, expected, fitting)
@@ -127,6 +127,21 @@ def _part(module: nn.Module, own: Mapping[str, Any], saved: Mapping[str, Any]) -
     """Find the submodule that has most of the saved names; return the prefix of its names ("" or "network.")."""
     parts = [f"{name}." if name else "" for name, _ in module.named_modules()]
     return max(parts, key=lambda part: sum(part + name in own for name in saved))
+
+
+def _without_adapters(module: nn.Module, names: Iterable[str]) -> tuple[dict[str, str], set[str]]:
+    """Return the names that tensors had before peft put adapters around layers, and the names of the adapters'."""
+    layers = [name for name, _ in adapted_layers(module)]
+    plain = {name: name for name in names}
+    adapters = set[str]()
+    for layer in reversed(layers):  # a layer within another one first
+        base = f"{layer}.base_layer."
+        for name, short in plain.items():
+            if short.startswith(base):
+                plain[name] = f"{layer}.{short.removeprefix(base)}"
+            elif short.startswith(f"{layer}."):
+                adapters.add(name)
+    return plain, adapters
 
 
 def _is_other_head(own: Any, saved: Any) -> bool:

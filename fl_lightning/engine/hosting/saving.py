@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
 
-from fl_lightning.engine.states.large import checksums
+from fl_lightning.engine.states.large import checksums, digest
 from fl_lightning.errors import ConfigurationError
 
 PREFIX = "client."
-LEFT_OUT = "left_out"  # in a checkpoint, the checksums of frozen parameters that it lacks, by their names
+LEFT_OUT = "left_out"  # in a checkpoint, the digests of frozen parameters that it lacks, by their names
 
 
 def own_names(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,10 +102,10 @@ def _shape_in(state: Mapping[str, Any], name: str) -> object:
     return shape(state[name]) if name in state else "no such tensor"
 
 
-def frozen_sums(module: nn.Module) -> dict[str, int]:
-    """Compute the checksums of a module's frozen parameters, by their names."""
-    frozen = {name: own.detach().contiguous() for name, own in module.named_parameters() if not own.requires_grad}
-    return dict(zip(frozen, checksums(list(frozen.values())), strict=True))
+def _frozen(module: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
+    """Select the frozen parameters of a module that have some of the names."""
+    named = [(name, own) for name, own in module.named_parameters() if name in names and not own.requires_grad]
+    return {name: own.detach().contiguous() for name, own in named}
 
 
 class Elsewhere:
@@ -117,25 +118,27 @@ class Elsewhere:
     def __init__(self) -> None:
         self.names: Collection[str] = ()
         self._sums: dict[str, int] = {}
+        self._digests: dict[str, str] = {}  # of what has been left out so far
         self._is_known = False
 
     def remember(self, module: nn.Module) -> None:
         """Compute the checksums of the parameters as the run was given them: once, before a checkpoint is loaded."""
         if not self._is_known:
             self._is_known = True
-            names = {*self.names, *getattr(module, "from_elsewhere", ())}
-            sums = frozen_sums(module) if names else {}
-            self._sums = {name: value for name, value in sums.items() if name in names}
+            given = _frozen(module, {*self.names, *getattr(module, "from_elsewhere", ())})
+            self._sums = dict(zip(given, checksums(list(given.values())), strict=True))
 
     def leave_out(self, checkpoint: dict[str, Any]) -> None:
-        """Take what is still as it was given out of a checkpoint with the module's own names, and note its checksum."""
+        """Take what is still as it was given out of a checkpoint with the module's own names, and note its digest."""
         state = checkpoint["state_dict"]
-        names = [name for name in self._sums if name in state]
-        now = checksums([state[name].detach().contiguous() for name in names])
-        for name, value in zip(names, now, strict=True):
-            if value == self._sums[name]:
-                checkpoint.setdefault(LEFT_OUT, {})[name] = value
-                del state[name]
+        kept = {name: state[name].detach().contiguous() for name in self._sums if name in state}
+        for (name, tensor), now in zip(kept.items(), checksums(list(kept.values())), strict=True):
+            if now != self._sums[name]:
+                continue
+            if name not in self._digests:
+                self._digests[name] = digest(tensor)
+            checkpoint.setdefault(LEFT_OUT, {})[name] = self._digests[name]
+            del state[name]
 
 
 def fill_in(checkpoint: dict[str, Any], module: nn.Module) -> None:
@@ -144,16 +147,23 @@ def fill_in(checkpoint: dict[str, Any], module: nn.Module) -> None:
     Raises:
         ConfigurationError: the module has others.
     """
-    left_out: dict[str, int] = checkpoint.get(LEFT_OUT, {})
-    own = frozen_sums(module) if left_out else {}
+    left_out: dict[str, str | int] = checkpoint.get(LEFT_OUT, {})
+    own = _frozen(module, left_out)
+    earlier = [name for name, expected in left_out.items() if isinstance(expected, int)]
     for name, expected in left_out.items():
-        if own.get(name) != expected:
+        is_same = name in own and (name in earlier or digest(own[name]) == expected)
+        if not is_same:
             raise ConfigurationError(
                 f"the checkpoint lacks {name}, a frozen parameter that the run was given and never changed, and "
                 f"{type(module).__name__} has another one here: give it the same weights by model.init_from, or the "
                 "network's pretrained"
             )
-        checkpoint["state_dict"][name] = module.get_parameter(name).detach()
+        checkpoint["state_dict"][name] = own[name]
+    if earlier:
+        rank_zero_warn(
+            f"the checkpoint lacks frozen parameters, such as {earlier[0]}, and an earlier version wrote it, whose "
+            "checksums do not tell all weights apart: the weights here are taken for the same, unchecked"
+        )
 
 
 def check_orders(own: Sequence[list[int] | None], saved: Sequence[list[int] | None] | None) -> None:

@@ -1,4 +1,4 @@
-"""Large frozen parameters: a copy in a file in place of memory, and a checksum that tells whether one has changed."""
+"""Large frozen parameters: a copy in a file in place of memory, a sum that tells of a change, and a digest to keep."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 
 import torch
@@ -14,15 +15,17 @@ from torch import Tensor, nn
 from fl_lightning.errors import ConfigurationError
 
 LARGE = 1 << 22  # bytes of the smallest frozen parameter that is copied into a file
-PART = 1 << 18  # words that are summed at once
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
-GROUP = 64  # parts that a GPU sums at once; a CPU sums one by one, in its caches
-WORD = 8  # bytes of a word, unless a tensor has a rest; then words are entries
+PART = 1 << 16  # words that are summed at once
+FACTORS = 1 << 18  # random numbers: the first for the words of each part, the last for the parts
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by their bytes
+GROUP = 256  # parts that a GPU sums at once
+WORD = 4  # bytes of a word, unless a tensor has a rest; then words are entries
+PIECE = 1 << 26  # bytes that are hashed at once
 
 
 def is_large(tensor: Tensor) -> bool:
     """Tell whether a frozen parameter is copied into a file."""
-    plain = tensor.layout is torch.strided and tensor.is_contiguous() and tensor.element_size() in WORDS
+    plain = tensor.layout is torch.strided and tensor.is_contiguous()
     return isinstance(tensor, nn.Parameter) and plain and tensor.nbytes >= LARGE
 
 
@@ -48,9 +51,12 @@ def on_file(tensor: Tensor) -> Tensor:
 
 
 def checksums(tensors: Sequence[Tensor]) -> list[int]:
-    """Sum the bits of each tensor, each word times a number of its place, modulo 2⁶⁴.
+    """Sum the bits of each tensor on its device, each word times a random number of its place, modulo 2⁶⁴.
 
-    Tensors that differ in any way have other sums, but for one chance in some 10¹⁹:
+    Words have at most 32 bits and the factors 63. So two tensors that differ, in whatever way, have the same sum by one
+    chance in some 10⁸, which will do to see what training has changed. (Of words of 64 bits, two whose first bit
+    changes, such as the sign of a float64, change the sum by 2⁶⁴, which is nothing.) A tensor is known by its
+    :func:`digest`.
 
     >>> import torch
     >>> from fl_lightning.engine.states.large import checksums
@@ -72,21 +78,36 @@ def _checksum(tensor: Tensor) -> Tensor:
         is_aligned = entries.storage_offset() * size % WORD == 0
         entries = entries if is_aligned else entries.clone()
         size = WORD
-    words = entries.view(WORDS[size])
+    words = entries.view(WORDS[min(size, WORD)])
     factors = _factors(words.device)
-    sums = [torch.zeros(0, dtype=torch.int64, device=words.device)]
-    for group in torch.split(words, PART * (1 if words.is_cpu else GROUP)):
-        whole = len(group) // PART * PART
-        rest = group[whole:].long()
-        sums.append((group[:whole].view(-1, PART).long() * factors).sum(1))
-        if len(rest):
-            sums.append((rest * factors[: len(rest)]).sum(0, keepdim=True))
+    whole = len(words) // PART * PART
+    rows = words[:whole].view(-1, PART)
+    rest = words[whole:].long() * factors[: len(words) - whole]
+    sums = [rest.sum(0, keepdim=True)]
+    if words.is_cpu:  # one by one, in the processor's caches
+        sums += [torch.dot(row.long(), factors[:PART])[None] for row in rows]
+    else:
+        sums += [(group.long() * factors[:PART]).sum(1) for group in torch.split(rows, GROUP)]
     parts = torch.cat(sums)
-    return (parts * (2 * torch.arange(len(parts), device=parts.device) + 1)).sum()
+    return (parts * factors[FACTORS - len(parts) :]).sum()
 
 
 @cache
 def _factors(device: torch.device) -> Tensor:
-    """Draw the odd numbers (PART,) by which words are multiplied, the same in all processes."""
-    drawn = torch.randint(1 << 62, (PART,), generator=torch.Generator().manual_seed(0))
+    """Draw the odd numbers (FACTORS,) by which words are multiplied, the same in all processes."""
+    drawn = torch.randint(1 << 62, (FACTORS,), generator=torch.Generator().manual_seed(0))
     return (2 * drawn + 1).to(device)
+
+
+def digest(tensor: Tensor) -> str:
+    """Hash dtype, shape and bytes of a contiguous tensor by BLAKE2b; a part at a time goes to the CPU.
+
+    >>> import torch
+    >>> from fl_lightning.engine.states.large import digest
+    >>> digest(torch.ones(2)) == digest(torch.ones(2)), digest(torch.ones(2)) == digest(-torch.ones(2))
+    (True, False)
+    """
+    found = blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
+    for part in torch.split(tensor.detach().view(-1).view(torch.uint8), PIECE):
+        found.update(part.cpu().numpy().data)
+    return found.hexdigest()

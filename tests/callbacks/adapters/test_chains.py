@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fl_lightning.callbacks import (
     ClientDP,
-    FedAvgM,
     FedExLoRA,
     FedProx,
     FLoRA,
     GradientHarmonization,
     HetLoRA,
     LocalPart,
+    NormClipping,
     PCGrad,
     TopK,
 )
@@ -34,7 +34,8 @@ CHAINS: dict[str, Callable[[], Sequence[Callback]]] = {
     "PCGrad": lambda: [PCGrad(), FedExLoRA()],
     "FedProx": lambda: [FedProx(0.1), FLoRA()],
     "TopK": lambda: [TopK(0.5), FedExLoRA()],
-    "momentum": lambda: [FedAvgM(), FedExLoRA()],
+    "clipping": lambda: [NormClipping(0.05), FLoRA()],
+    "ranks": lambda: [HetLoRA([2, 1]), FedExLoRA()],
     "ClientDP": lambda: [ClientDP(1.0, noise_multiplier=1.0)],
 }
 

@@ -11,6 +11,7 @@ import timm
 import torch
 from lib.toy import BATCHES, Net, Same, trainer
 from lightning.pytorch import LightningModule
+from peft import LoraConfig, inject_adapter_in_model
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -228,6 +229,46 @@ def test_no_name_in_common_is_refused_without_strict_loading(tmp_path: Path) -> 
     module.strict_loading = False
     with pytest.raises(ConfigurationError, match=r"body\.stem\.weight is missing, a is unexpected"):
         start_from(module, str(tmp_path / "a.pt"))
+
+
+class Body(LightningModule):
+    """A body, and a head after it."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(4, 2)
+
+
+class Gated(nn.Module):
+    """Has a layer under the name that peft gives a layer with adapters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer = nn.Linear(4, 4)
+        self.gate = nn.Parameter(torch.zeros(4))
+
+
+def test_a_layer_with_a_name_of_pefts_is_the_modules_own(tmp_path: Path) -> None:
+    state = Body(Gated()).state_dict()
+    del state["body.gate"]
+    save_file(state, tmp_path / "state.safetensors")
+    with pytest.raises(ConfigurationError, match=r"does not fit Body: body\.gate is missing"):
+        start_from(Body(Gated()), str(tmp_path / "state.safetensors"))
+
+
+def test_attention_with_adapters_around_adapters(tmp_path: Path) -> None:
+    """As peft adapts it: the output layer has adapters within those of the whole."""
+    source = Body(nn.MultiheadAttention(4, 2))
+    save_file(source.state_dict(), tmp_path / "state.safetensors")
+    module = Body(nn.MultiheadAttention(4, 2))
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=["body"]), module)
+    given = start_from(module, str(tmp_path / "state.safetensors"))
+    assert len(given) == len(source.state_dict())
+    attention: Any = module.body
+    assert torch.equal(attention.base_layer.in_proj_weight, source.body.in_proj_weight)  # type: ignore[arg-type]  # a tensor
+    out: Any = source.body.out_proj
+    assert torch.equal(attention.base_layer.out_proj.base_layer.weight, out.weight)
 
 
 def test_files_that_hold_no_weights(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Large frozen parameters are remembered in files: what a client changes there is seen, averaged and put back."""
 
+import hashlib
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from fl_lightning import ConfigurationError
 from fl_lightning.engine.module import state as module_state
 from fl_lightning.engine.module.state import ModuleState
-from fl_lightning.engine.states.large import LARGE, checksums, is_large, on_file
+from fl_lightning.engine.states import large
+from fl_lightning.engine.states.large import LARGE, checksums, digest, is_large, on_file
 
 
 class Frozen(LightningModule):
@@ -31,6 +33,7 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "one entry": lambda weight: weight[5, 7].add_(1),
     "behind autograd's back": lambda weight: weight.data[0, 0].mul_(2),
     "two entries swapped": lambda weight: weight.data.copy_(weight.data.roll(1, 0)),
+    "signs of every second entry": lambda weight: weight.data.view(-1)[1::2].neg_(),
     "another tensor": lambda weight: setattr(weight, "data", weight.data.flip(0)),
 }
 
@@ -91,7 +94,7 @@ def test_no_file_stays_and_no_room_is_told(tmp_path: Path, monkeypatch: pytest.M
 
 def test_checksums_of_several_parts() -> None:
     """Two parts, in either order."""
-    halves = torch.arange(2 << 18, dtype=torch.int32).view(2, -1)
+    halves = torch.arange(2 << 16, dtype=torch.int32).view(2, -1)
     one, other, same = checksums([halves, halves.flip(0), halves.clone()])
     assert one == same != other
     assert checksums([]) == []
@@ -100,10 +103,43 @@ def test_checksums_of_several_parts() -> None:
 @pytest.mark.parametrize("entries", [2**10, 2**10 - 1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
 def test_a_checksum_is_of_the_bits_wherever_they_lie(entries: int, dtype: torch.dtype) -> None:
-    """Words of eight bytes, or of an entry where there is a rest, or where the tensor begins within a word."""
+    """Words of four bytes, or of an entry where there is a rest, or where the tensor begins within a word."""
     values = torch.arange(entries).to(dtype)
     later = torch.cat([torch.zeros(1, dtype=dtype), values])[1:]
     changed = values.clone()
     changed[0] += 1
     one, same, other = checksums([values, later, changed])
     assert one == same != other
+
+
+SIGNS: dict[str, tuple[torch.dtype, slice]] = {
+    "all of float64": (torch.float64, slice(None)),
+    "all of float32": (torch.float32, slice(None)),
+    "every second of float32": (torch.float32, slice(1, None, 2)),
+    "two of float32": (torch.float32, slice(1, 6, 4)),
+    "every fourth of bfloat16": (torch.bfloat16, slice(3, None, 4)),
+}
+
+
+@pytest.mark.parametrize("name", SIGNS)
+@pytest.mark.parametrize("entries", [2**10, 2**19])
+def test_weights_of_the_other_sign_are_others(name: str, entries: int) -> None:
+    """An even number of changed signs, in one part or several, whether the weights are drawn or all the same."""
+    dtype, which = SIGNS[name]
+    drawn = torch.randn(entries, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    for weights in (drawn, torch.ones_like(drawn)):
+        others = weights.clone()
+        others[which] *= -1
+        one, other = checksums([weights, others])
+        assert one != other
+        assert digest(weights) != digest(others)
+
+
+def test_a_digest_is_of_dtype_shape_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """BLAKE2b as hashlib computes it of all at once; a tensor's parts give the same."""
+    values = torch.arange(6, dtype=torch.float32)
+    told = hashlib.blake2b(b"torch.float32 (6,)" + values.numpy().tobytes(), digest_size=16).hexdigest()
+    assert digest(values) == told
+    monkeypatch.setattr(large, "PIECE", 5)
+    assert digest(values) == told
+    assert len({digest(own) for own in (values, values.view(2, 3), values.view(torch.int32), -values)}) == 4
