@@ -37,6 +37,9 @@ LATER: dict[str, dict[str, Any]] = {
     "CausalLM": SMALL_LATER,
     "TextTransformer": SMALL_LATER,
     "HuggingFace": {"tokenizer": None, "length": 128},
+    "FLBench": {"inputs": None},
+    "Leaf": {"inputs": None},
+    "PFLlib": {"inputs": None},
 }
 # Settings that may also change where a run goes on: how long it trains, and what it evaluates, tells and saves.
 RESUMABLE = (
