@@ -113,10 +113,11 @@ class Leaf(ClientFiles):
         others = sorted({*numbers.tolist()} - {*known})
         if others:
             raise ConfigurationError(
-                f"expected tweets of the classes 0 and 1, or 0, 2 and 4, in {self.folder}, got {others[0]:g}, too: "
+                f"expected tweets of the classes 0 and 1, or 0, 2 and 4, in {self.folder}, got {others[-1]:g}, too: "
                 "number the classes so"
             )
-        return (numbers == self._scale).astype(np.int64)
+        classes: NDArray[np.int64] = np.equal(numbers, self._scale).astype(np.int64)
+        return classes
 
 
 def _numbers(targets: NDArray[Any]) -> NDArray[np.float64]:

@@ -86,7 +86,7 @@ def positions(column: Series[Any], values: Sequence[Any]) -> NDArray[np.int64]:
 
     found = np.asarray(pd.Index(values).get_indexer(column), dtype=np.int64)
     if (found < 0).any():
-        by_name = np.asarray(pd.Index([*map(str, values)]).get_indexer(column.astype(str)), dtype=np.int64)
+        by_name = np.asarray(pd.Index([*map(str, values)]).get_indexer(pd.Index(column.astype(str))), dtype=np.int64)
         found = np.maximum(found, by_name)
     found[column.isna().to_numpy()] = -1
     return found

@@ -104,11 +104,11 @@ class Tensors(ImageData):
         if train:
             self._look = look
             _warn_of_channels(inputs)
-        elif self._look not in (None, look):
-            (dtype, shape), (other, other_shape) = self._look or look, look
+        elif self._look is not None and self._look != look:
+            dtype, shape = self._look
             raise ConfigurationError(
-                f"expected test inputs like the training inputs, {dtype} {tuple(shape)} each, got {other} "
-                f"{tuple(other_shape)}: give both the same type and shape"
+                f"expected test inputs like the training inputs, {dtype} {tuple(shape)} each, got {inputs.dtype} "
+                f"{tuple(inputs.shape[1:])}: give both the same type and shape"
             )
         return inputs, labels
 
