@@ -31,10 +31,13 @@ def batches_by_domain(
     return batches
 
 
-def check_domain(domain: str | None, left_out: Sequence[str]) -> None:
-    """Refuse to leave out domains of data whose domains are not known."""
+def left_out_names(domain: str | None, left_out: Sequence[Any]) -> list[str]:
+    """Return the domains to leave out as texts; refuse one name alone, and data whose domains are not known."""
+    if isinstance(left_out, str):
+        raise ConfigurationError(f"leave_out must be a list of domains such as [{left_out}], got {left_out!r}")
     if left_out and domain is None:
         raise ConfigurationError("leave_out names domains: set domain, the column of domains, too")
+    return [*map(str, left_out)]
 
 
 def check_left_out(left_out: Sequence[str], names: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ def read_leaf(root: Path, train: bool) -> Clients:
         train: whether to read ``train``.
 
     Returns:
-        The inputs (n, ...) and the targets (n,) of each user with examples: numbers or texts.
+        The inputs (n, ...) and the targets (n,) of each user, of whom some may have none: numbers or texts.
 
     Raises:
         ConfigurationError: files are missing, damaged, or no files of LEAF, or a user is in two files.
@@ -57,8 +57,9 @@ def _users(path: Path) -> Clients:
             inputs, targets = _array(examples["x"]), _array(examples["y"])
             if not len(inputs) == len(targets) == size:
                 raise ValueError(f"{len(inputs)} x and {len(targets)} y of user {user!r}, not {size}")
-            if size:
-                clients[str(user)] = (inputs, targets)
+            clients[str(user)] = (inputs, targets)
+        if content["user_data"]:
+            raise ValueError(f"user_data of {next(iter(content['user_data']))!r}, who is not in users")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         said = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
         raise ConfigurationError(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
 from fl_lightning.datamodules.files.pickles import read_object, read_pickle, refuse
@@ -44,7 +45,12 @@ def read_pfllib(root: Path, train: bool) -> Clients:
         if not isinstance(found, dict) or not {"x", "y"} <= found.keys():
             kind = ", ".join(map(str, found)) if isinstance(found, dict) else type(found).__name__
             raise ConfigurationError(f"expected a dict with x and y in {path}, got {kind}: generate the data again")
-        clients[path.stem.zfill(digits)] = (found["x"], found["y"])
+        name = path.stem.zfill(digits)
+        if name in clients:
+            raise ConfigurationError(
+                f"expected one file of client {int(name)} in {path.parent}, got {path.name} beside another: delete one"
+            )
+        clients[name] = (found["x"], found["y"])
     return clients
 
 
@@ -82,7 +88,7 @@ def read_fl_bench(root: Path, train: bool) -> Clients:
 def deal_fl_bench(path: Path, data: NDArray[Any], targets: NDArray[Any], train: bool) -> Clients:
     """Deal examples to FL-bench's clients.
 
-    The validation examples of the partition are left out; by default, FL-bench makes none.
+    The validation examples of the partition are left out, as a warning says; by default, FL-bench makes none.
 
     Args:
         path: ``partition.pkl``.
@@ -103,7 +109,9 @@ def deal_fl_bench(path: Path, data: NDArray[Any], targets: NDArray[Any], train: 
         )
     partition = read_pickle(path)
     parts = partition.get("data_indices") if isinstance(partition, dict) else None
-    if not isinstance(parts, list) or not all(isinstance(part, dict) and "train" in part for part in parts):
+    if not isinstance(parts, list) or not all(
+        isinstance(part, dict) and {"train", "test"} <= {*part} for part in parts
+    ):
         raise ConfigurationError(
             f"expected data_indices with the train and test of each client in {path}, got something else: partition "
             "the data again, by FL-bench's generate_data.py"
@@ -111,14 +119,17 @@ def deal_fl_bench(path: Path, data: NDArray[Any], targets: NDArray[Any], train: 
     digits = len(str(len(parts) - 1))
     clients: Clients = {}
     for number, part in enumerate(parts):
-        rows = np.asarray(part.get("train" if train else "test", ()), dtype=np.int64)
-        if rows.size and (rows.min() < 0 or rows.max() >= len(data)):
+        rows = np.asarray(part["train" if train else "test"])
+        if rows.size and (rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(data)):
             raise ConfigurationError(
                 f"expected indices from 0 to {len(data) - 1} in {path}, got {rows.min()} to {rows.max()} for client "
                 f"{number}: partition the data again"
             )
-        if rows.size:
-            clients[f"{number:0{digits}d}"] = (data[rows], targets[rows])
+        rows = rows.astype(np.int64)
+        clients[f"{number:0{digits}d}"] = (data[rows], targets[rows])
+    validation = sum(np.size(part.get("val", ())) for part in parts)
+    if train and validation:
+        rank_zero_warn(f"{validation} validation examples of {path} are left out: fl-lightning trains and tests alone")
     return clients
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.commands import some
-from fl_lightning.datamodules.base.domains import check_left_out
+from fl_lightning.datamodules.base.domains import check_left_out, left_out_names
 from fl_lightning.datamodules.base.labelled import Unread
 from fl_lightning.datamodules.base.settings import Images, Unpack
 from fl_lightning.datamodules.files.cache import CACHE
@@ -100,7 +100,7 @@ class ImageFolder(ImageData):
         self.root = root
         self.image_size = image_size
         self.client, self.domain = client, domain
-        self.leave_out = leave_out
+        self.leave_out = left_out_names(client or domain, leave_out)
         self.test_share = test_share
         self.channels = channels
         self._is_to_measure = mean is None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
@@ -17,9 +18,8 @@ from fl_lightning.datamodules.base.settings import Images, Unpack
 from fl_lightning.datamodules.files.npz_clients import Clients
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.datamodules.images.image_folder import CONSTANTS, measure
-from fl_lightning.errors import ConfigurationError, check_at_least
-
-EXACT = 1e-3  # how far from a whole number a grey level may be: floats are rounded
+from fl_lightning.datamodules.sites.arrays import MEANINGS, Meaning, Tokens, array_of, as_tensors
+from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 
 
 @dataclass(frozen=True)
@@ -29,37 +29,55 @@ class Examples:
     names: list[str]  # (n,) the client of each example
     inputs: NDArray[Any]  # (n, ...)
     targets: NDArray[np.int64]  # (n,)
+    are_tokens: bool  # whether the reader of the files knows so
 
 
 class ClientFiles(ImageData):
     """Examples that other software has dealt to clients. A subclass defines :meth:`read`.
 
     Unless a partition is given, the clients are those of the files, with their names, and each evaluates on its own
-    test examples. Images (n, C, H, W) of floats that are exact multiples of 1/255 in [0, 1], or such multiples spread
-    over [-1, 1], become bytes again, and are normalised by the mean and the standard deviation of each channel of the
-    training images, as the shipped data sets are. Vectors of 784 floats are images of 28x28. Other floats stay as they
-    are; whole numbers become int64 tokens.
+    test examples; a warning counts those without any example. What the software's own data sets hold is known. Images
+    (n, C, H, W) of bytes, or of floats that are exact multiples of 1/255 in [0, 1], or such multiples spread over
+    [-1, 1], are kept as bytes, and are normalised by the mean and the standard deviation of each channel of the
+    training images, as the shipped data sets are. Other floats stay as they are. Arrays that can mean several things
+    are refused until ``inputs`` names one: whole numbers that may be pixels or tokens, channels that may be first or
+    last, vectors of 784 that may be images of 28x28.
 
     Args:
         root: folder of the data set.
         num_classes: C, the number of classes; by default 1 + the largest target.
+        inputs: what the arrays mean: "images" (n, C, H, W), or flat ones of 28x28, of floats or of whole numbers from 0
+            to 255; "channels_last" for images (n, H, W, C); "tokens", whole numbers from 0, which become int64; or
+            "numbers", which become floats and stay as they are. None for what the software itself writes.
         images: ``partition``, ``augment``, ``normalize`` and the other arguments of :class:`ImageData`; ``augment``
             for images alone.
 
     Raises:
         ConfigurationError: an argument is outside its range; on loading, files are missing or damaged, a client has
-            test examples alone, or inputs differ in shape.
+            test examples alone, inputs differ in type or shape, or can mean several things.
     """
 
-    def __init__(self, root: str, num_classes: int | None = None, **images: Unpack[Images]) -> None:
+    def __init__(
+        self,
+        root: str,
+        num_classes: int | None = None,
+        inputs: Meaning | None = None,
+        **images: Unpack[Images],
+    ) -> None:
         super().__init__(**images)
         if num_classes is not None:
             check_at_least(1, num_classes=num_classes)
+        check_choice("inputs", inputs, None, *MEANINGS)
         self.root = root
+        self.inputs = inputs
         self._num_classes = num_classes
 
     def read(self, train: bool) -> Clients:
-        """Read the training or the test examples: of each client by name, inputs (n, ...) and targets (n,)."""
+        """Read the training or the test examples: of each client by name, inputs (n, ...) and targets (n,).
+
+        Where the software's own data sets are known, and ``self.inputs`` names nothing else, images have the shape
+        (n, C, H, W), and tokens are :class:`Tokens`.
+        """
         raise ConfigurationError(f"{type(self).__name__} must define read(train)")
 
     @cached_property
@@ -90,27 +108,25 @@ class ClientFiles(ImageData):
     def _sets(self) -> dict[bool, Examples]:
         """The training (True) and the test set (False) as they were read."""
         clients = {train: self.read(train) for train in (True, False)}
-        strangers = sorted(clients[False].keys() - clients[True].keys())
-        if strangers:
+        check_clients(clients[True], clients[False], self.folder)
+        looks: dict[str, str] = {}
+        sets = {train: join(clients[train], looks) for train in (True, False)}
+        if len(looks) > 1:
+            (look, name), (other, stranger), *_ = looks.items()
             raise ConfigurationError(
-                f"expected each client of {self.folder} to have training examples, got test examples alone for "
-                f"{strangers[0]!r}: split the examples of each client, not the clients"
+                f"expected inputs of one type and shape in {self.folder}, got {look} for client {name!r} and {other} "
+                f"for client {stranger!r}: make them equal"
             )
-        shapes: dict[tuple[int, ...], str] = {}
-        sets = {train: join(clients[train], shapes) for train in (True, False)}
-        if len(shapes) > 1:
-            (shape, name), (other, stranger), *_ = shapes.items()
-            raise ConfigurationError(
-                f"expected inputs of one shape in {self.folder}, got {shape} for client {name!r} and {other} for "
-                f"client {stranger!r}: make them equal"
-            )
+        if sets[True].are_tokens and self.inputs not in (None, "tokens"):
+            raise ConfigurationError(f"expected inputs: tokens for the texts in {self.folder}, got {self.inputs}")
         return sets
 
     @cached_property
     def _tensors(self) -> dict[bool, tuple[Tensor, Tensor]]:
         """The inputs and targets of the training (True) and of the test set (False)."""
         sets = self._sets
-        train, test = as_inputs(sets[True].inputs, sets[False].inputs)
+        meaning = "tokens" if sets[True].are_tokens else self.inputs
+        train, test = as_tensors(sets[True].inputs, sets[False].inputs, meaning)
         if train.dtype == torch.uint8:
             self.mean, self.std = (0.0,) * train.shape[1], (1.0,) * train.shape[1]  # until they are measured
         elif self.augment:
@@ -132,74 +148,59 @@ class ClientFiles(ImageData):
         return super()._checked(inputs, targets)
 
 
-def join(clients: Clients, shapes: dict[tuple[int, ...], str]) -> Examples:
+def check_clients(train: Clients, test: Clients, folder: Path) -> None:
+    """Refuse clients that have test examples alone; count those that have no examples at all in a warning."""
+    names = train.keys() | test.keys()
+    training = {name for name, (_, targets) in train.items() if array_of(targets, name).size}
+    testing = {name for name, (_, targets) in test.items() if array_of(targets, name).size}
+    strangers = sorted(testing - training)
+    if strangers:
+        raise ConfigurationError(
+            f"expected each client of {folder} to have training examples, got test examples alone for "
+            f"{strangers[0]!r}: split the examples of each client, not the clients"
+        )
+    empty = sorted(names - training)
+    if empty:
+        rank_zero_warn(
+            f"{len(empty)} of {len(names)} clients of {folder} have neither training nor test examples, such as "
+            f"{empty[0]}: they are left out"
+        )
+
+
+def join(clients: Clients, looks: dict[str, str]) -> Examples:
     """Join the examples of the clients in the order of their names.
 
     Args:
         clients: inputs and targets of each client.
-        shapes: the shapes of single inputs seen so far, each with the first client that has it; new ones are added.
+        looks: the types and shapes of single inputs seen so far, each with the first client that has it; new ones are
+            added. Where there are several, the inputs of one client are returned.
     """
     names: list[str] = []
     inputs: list[NDArray[Any]] = []
     targets: list[NDArray[np.int64]] = []
+    are_tokens = False
     for name, (own_inputs, own_targets) in sorted(clients.items()):
-        array, labels = np.asarray(own_inputs), np.asarray(own_targets)
+        labels = array_of(own_targets, name)
+        if not labels.size:
+            continue
+        are_tokens = isinstance(own_inputs, Tokens)
+        array = own_inputs.numbers if isinstance(own_inputs, Tokens) else array_of(own_inputs, name)
         if array.dtype.kind not in "iuf" or labels.dtype.kind not in "iuf" or labels.shape != array.shape[:1]:
             raise ConfigurationError(
                 f"expected numbers x (n, ...) and y (n,) of client {name!r}, got {array.dtype} {array.shape} and "
                 f"{labels.dtype} {labels.shape}: convert them"
             )
-        whole = labels.astype(np.int64)
+        with np.errstate(invalid="ignore"):  # of floats beyond int64
+            whole = labels.astype(np.int64)
         if (whole != labels).any() or (labels < 0).any():
             raise ConfigurationError(f"expected classes 0, 1, … as y of client {name!r}, got others: number them so")
-        if len(labels):
-            shapes.setdefault(array.shape[1:], name)
-            names += [name] * len(labels)
-            inputs.append(array)
-            targets.append(whole)
+        kind = "floats" if array.dtype.kind == "f" else "whole numbers"
+        looks.setdefault(f"{'tokens' if are_tokens else kind} {array.shape[1:]}", name)
+        names += [name] * len(labels)
+        inputs.append(array)
+        targets.append(whole)
     if not names:
         raise ConfigurationError("expected examples in the training and the test set, got none in one: add some")
-    if len(shapes) > 1:  # refused by the caller, which knows the folder
-        return Examples(names, inputs[0], targets[0])
-    return Examples(names, np.concatenate(inputs), np.concatenate(targets))
-
-
-def as_inputs(train: NDArray[Any], test: NDArray[Any]) -> tuple[Tensor, Tensor]:
-    """Turn the inputs of both sets into tensors of one kind: uint8 images (n, C, H, W), floats or int64 tokens.
-
-    Raises:
-        ConfigurationError: a float is not finite.
-    """
-    arrays = [_in_channels(array) for array in (train, test)]
-    if all(array.dtype.kind in "iu" for array in arrays):
-        are_images = all(array.dtype == np.uint8 and array.ndim == 4 for array in arrays)
-        kind = np.uint8 if are_images else np.int64
-        whole = [torch.from_numpy(np.ascontiguousarray(array, dtype=kind)) for array in arrays]
-        return whole[0], whole[1]
-    for low in (0, -1):  # what black is
-        grey = [_bytes(array, low) for array in arrays]
-        if grey[0] is not None and grey[1] is not None:
-            return torch.from_numpy(grey[0]), torch.from_numpy(grey[1])
-    for array in arrays:
-        if not np.isfinite(array).all():
-            raise ConfigurationError("expected inputs to be finite, got nan or inf: leave these examples out")
-    floats = [torch.from_numpy(np.ascontiguousarray(array)).to(torch.get_default_dtype()) for array in arrays]
-    return floats[0], floats[1]
-
-
-def _in_channels(array: NDArray[Any]) -> NDArray[Any]:
-    """Turn images (n, H, W, C) of 1 or 3 channels into (n, C, H, W), and vectors of 784 floats into (n, 1, 28, 28)."""
-    if array.ndim == 4 and array.shape[3] in (1, 3) and array.shape[1] not in (1, 3):
-        return array.transpose(0, 3, 1, 2)
-    if array.shape[1:] == (784,) and array.dtype.kind == "f":
-        return array.reshape(-1, 1, 28, 28)
-    return array
-
-
-def _bytes(images: NDArray[Any], low: int) -> NDArray[np.uint8] | None:
-    """Return images (n, C, H, W) of floats in [low, 1] as bytes; None if they are none of 256 levels of the range."""
-    if images.ndim != 4 or images.dtype.kind != "f" or not (images.min() >= low and images.max() <= 1):
-        return None
-    levels = (images - low) * (255 / (1 - low))
-    grey = np.rint(levels)
-    return grey.astype(np.uint8) if np.abs(levels - grey).max() < EXACT else None
+    if len(looks) > 1:  # refused by the caller, which knows the folder
+        return Examples(names, inputs[0], targets[0], are_tokens)
+    return Examples(names, np.concatenate(inputs), np.concatenate(targets), are_tokens)

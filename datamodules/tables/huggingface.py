@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.datamodules.base.dealt import Dealt
-from fl_lightning.datamodules.base.domains import batches_by_domain, check_domain
+from fl_lightning.datamodules.base.domains import batches_by_domain, left_out_names
 from fl_lightning.datamodules.base.federated import PartitionedData
 from fl_lightning.datamodules.base.loaders import Loaders
 from fl_lightning.datamodules.base.settings import Kept, Unpack
@@ -126,7 +126,7 @@ class HuggingFace(PartitionedData):
         sources = choose_splits(splits, test)
         own = [name for name in (client, domain) if name is not None]
         check_columns(sources["train"], [*(columns or ()), *own])
-        check_domain(domain, leave_out)
+        leave_out = left_out_names(domain, leave_out)
         if client and partition is not None:
             raise ConfigurationError(f"expected client or partition, got both, with client={client}: leave one out")
         if leave_out or test_share:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,23 +13,26 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out, in_order
-from fl_lightning.datamodules.base.domains import batches_by_domain, check_domain, check_left_out
+from fl_lightning.datamodules.base.domains import batches_by_domain, check_left_out, left_out_names
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
 from fl_lightning.datamodules.partition import Natural
 from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
+from fl_lightning.datamodules.tables.names import as_written, distinct, in_both, positions
 from fl_lightning.errors import ConfigurationError, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 Task = Literal["classification", "regression"]
+MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # that separate fields in files other than CSV
+# A fraction or a number with a decimal comma: .5, 1,5, 1.234,50
+FRACTION = re.compile(r"[-+]?(\d*|\d{1,3}([., ']\d{3})+)[.,]\d+(e[-+]?\d+)?", re.IGNORECASE)
 
 
 class Table(FederatedDataModule):
@@ -45,7 +50,8 @@ class Table(FederatedDataModule):
     Args:
         train: pandas DataFrame, or path of a CSV or parquet file, with the training rows.
         target: name of the target column, or a list of such names. Names of columns are taken as texts.
-        client: name of the column that holds each row's client; in a CSV file, "007" is not "7", and "NA" is a client.
+        client: name of the column that holds each row's client. In a CSV file, the names of clients, domains and
+            classes are read as they are written: "007" is not "7"; "NA" is a client or a domain, but no class.
         features: names of the feature columns, which hold numbers or truth values; by default all other columns that
             have a name. A warning then names those that look like no measurements.
         test: table of the test rows, like ``train``; the client column may be missing, or hold other clients, too.
@@ -53,20 +59,22 @@ class Table(FederatedDataModule):
             rows; drawn with the run's seed; at least one row of each client stays in training.
         eval_batch_size: rows per batch of the test set.
         task: ``"regression"`` keeps the numbers of any target column as float targets; ``"classification"`` makes
-            classes of the values of any one target column; None decides by the type of the column.
+            classes of the values of any one target column; None decides by the type of the column, and refuses texts
+            that may be meant as numbers ("1,5") and fractions among texts.
         partition: ``Natural(column)`` in place of ``client``.
         held_out: share of each client's training rows, in [0, 1), that the client keeps back from training for its
             evaluation, in place of its rows of the test set; drawn with the run's seed.
         domain: name of a column of domains (countries, devices), which is no feature: :meth:`domain_batches` gives the
             test rows of each.
-        leave_out: domains, as texts, that do not train: their training rows become test rows.
+        leave_out: domains that do not train: their training rows become test rows.
         federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
             :class:`FederatedDataModule`.
 
     Raises:
-        ConfigurationError: an argument is outside its range; on loading, a file cannot be read, a column is missing, or
-            a column holds missing values or values that are no numbers, such as a target column of texts for
-            regression; two columns have one name; the client column of ``test`` holds no client of ``train``.
+        ConfigurationError: an argument is outside its range; on loading, a file cannot be read or has other marks than
+            commas between its fields, a column is missing, or a column holds missing values or values that are no
+            numbers, such as a target column of texts for regression; two columns have one name; the client column of
+            ``test`` holds no client of ``train``.
     """
 
     def __init__(
@@ -87,7 +95,6 @@ class Table(FederatedDataModule):
     ) -> None:
         super().__init__(**federation)
         check_held_out(held_out)
-        check_domain(domain, leave_out)
         if not 0 <= test_share < 1 or (test is not None and test_share) or eval_batch_size < 1:
             raise ConfigurationError(
                 "expected test or a test_share in [0, 1), and eval_batch_size >= 1, got "
@@ -111,7 +118,7 @@ class Table(FederatedDataModule):
         self.client = str(partition.column if partition and partition.column else client)
         self.train, self.test, self.test_share, self.eval_batch_size = train, test, test_share, eval_batch_size
         self.task = task
-        self.held_out, self.domain, self.leave_out = held_out, domain, leave_out
+        self.held_out, self.domain, self.leave_out = held_out, domain, left_out_names(domain, leave_out)
         has_tests = test is not None or test_share or leave_out
         if has_tests:  # else the data module would hide the client module's own loaders
             self.val_dataloader = self.test_dataloader = self._test_loader  # type: ignore[method-assign]
@@ -159,8 +166,8 @@ class Table(FederatedDataModule):
     def _dealt(self) -> _Loaded:
         import pandas as pd
 
-        train = _frame(self.train, "train", self.client)
-        test = train.iloc[:0] if self.test is None else _frame(self.test, "test", self.client)
+        train = self._read("train", self.train)
+        test = train.iloc[:0] if self.test is None else self._read("test", self.test)
         own = [] if self.domain is None else [self.domain]
         others = [name for name in train.columns if name not in (self.client, *self._targets, *own)]
         names = self.features or [name for name in others if name and not name.startswith("Unnamed: ")]  # pandas' word
@@ -168,9 +175,10 @@ class Table(FederatedDataModule):
         _check_columns(test, "test", [*self._targets, *own, *names])
         if not names:
             raise ConfigurationError("expected the train table to have columns of features, got none: add one")
-        left_out = self._left_out(train)
+        whole_domains, test_domains = self._domains(train, test)
+        left_out = whole_domains.isin(self.leave_out).to_numpy()
         whole, train = train, train[~left_out]
-        clients = _sorted(train[self.client], self.client)
+        clients = distinct(train[self.client], self.client)
         parts, kept = (_parts(table, self.client, clients) for table in (train, test))
         if left_out.any():
             test = pd.concat([test, whole[left_out]])  # these rows are no client's
@@ -178,13 +186,13 @@ class Table(FederatedDataModule):
         rows, test_rows = (TensorDataset(_floats(t, names), self._encode(t, classes)) for t in (train, test))
         if not self.features:
             _warn_of_odd(train[others], names, train[self._targets[0]])
-        domains = test[own]
+        domains = pd.concat([test_domains, whole_domains[left_out]])
         if self.test_share:
             parts, back = hold_out(parts, self.test_share, self.seed)
             kept = Parts(torch.arange(len(back.rows)), back.sizes)
             both = zip(rows[back.rows], test_rows.tensors, strict=True)
             test_rows = TensorDataset(*[torch.cat(tensors) for tensors in both])
-            domains = pd.concat([train[own].iloc[back.rows.numpy()], domains])
+            domains = pd.concat([whole_domains[~left_out].iloc[back.rows.numpy()], domains])
         evaluated = (test_rows, kept)
         if self.held_out:
             parts, kept = hold_out(parts, self.held_out, self.seed)
@@ -197,17 +205,25 @@ class Table(FederatedDataModule):
             names=[str(value) for value in clients],
             kept=evaluated,
             evaluation=test_rows,
-            domains=domains[self.domain].astype(str).tolist() if self.domain else None,
+            domains=domains.tolist() if self.domain else None,
             class_names=classes,
         )
 
-    def _left_out(self, train: DataFrame) -> NDArray[np.bool_]:
-        """Tell which training rows are of domains that do not train."""
+    def _read(self, name: str, table: Any) -> DataFrame:
+        """Return the training or the test table, with columns of names as they are written."""
+        names = [self.client] if self.domain is None else [self.client, self.domain]
+        label = self.target if isinstance(self.target, str) and self.task != "regression" else None
+        return _frame(table, name, names, label)
+
+    def _domains(self, train: DataFrame, test: DataFrame) -> tuple[Series[str], Series[str]]:
+        """Return the domain of each row of both tables; empty texts without a column of domains."""
+        import pandas as pd
+
         if self.domain is None:
-            return np.zeros(len(train), dtype=bool)
-        domains = train[self.domain].astype(str)
-        check_left_out(self.leave_out, sorted(set(domains)))
-        return domains.isin(self.leave_out).to_numpy()
+            return pd.Series("", index=train.index), pd.Series("", index=test.index)
+        domains = in_both(train[self.domain], test[self.domain], self.domain)
+        check_left_out(self.leave_out, sorted(set(domains[0])))
+        return domains
 
     def _classes(self, train: DataFrame, test: DataFrame) -> list[Any]:
         """Return the sorted distinct values of a target column of classes; an empty list for floats."""
@@ -220,17 +236,23 @@ class Table(FederatedDataModule):
         column = train[self.target]
         if not task and pd.api.types.is_float_dtype(column):
             return []
-        classes = _sorted(column if not len(test) else pd.concat([column, test[self.target]]), self.target)
-        if not task and pd.api.types.is_integer_dtype(column) and classes != list(range(len(classes))):
-            rank_zero_warn(
-                f"{self.target}: whole numbers from {classes[0]} to {classes[-1]} are taken as {len(classes)} classes, "
-                "numbered from 0: task: regression keeps the numbers, task: classification says that classes are meant"
-            )
+        classes = distinct(column, self.target)
+        new = test[self.target][positions(test[self.target], classes) < 0]
+        if len(new):
+            classes = distinct(pd.concat([column, new]), self.target)
+        if not task:
+            _check_classes(self.target, classes)
+            if pd.api.types.is_integer_dtype(column) and classes != list(range(len(classes))):
+                rank_zero_warn(
+                    f"{self.target}: whole numbers from {classes[0]} to {classes[-1]} are taken as {len(classes)} "
+                    "classes, numbered from 0: task: regression keeps the numbers, task: classification says that "
+                    "classes are meant"
+                )
         return classes
 
     def _encode(self, table: DataFrame, classes: list[Any]) -> Tensor:
         if classes:
-            return torch.from_numpy(_numbers(table[str(self.target)], classes))
+            return torch.from_numpy(positions(table[str(self.target)], classes))
         targets = _floats(table, self._targets)
         return targets[:, 0] if isinstance(self.target, str) else targets
 
@@ -245,9 +267,7 @@ class _Loaded(Dealt):
 
 def _parts(table: DataFrame, column: str, clients: list[Any]) -> Parts:
     """Return each client's rows of a table, none without a column of clients; rows of unknown clients are left out."""
-    owners = _numbers(table[column], clients) if column in table else np.empty(0, np.int64)
-    if (owners < 0).any():  # such as 1 beside "1"
-        owners = np.maximum(owners, _numbers(table[column].astype(str), list(map(str, clients))))
+    owners = positions(table[column], clients) if column in table else np.empty(0, np.int64)
     rows = np.flatnonzero(owners >= 0)
     if strangers := len(owners) - len(rows):
         example = table[column].iloc[int(np.argmin(owners))]
@@ -258,8 +278,15 @@ def _parts(table: DataFrame, column: str, clients: list[Any]) -> Parts:
     return rows_of(owners[rows], len(clients)).among(torch.from_numpy(rows))
 
 
-def _frame(table: Any, name: str, client: str) -> DataFrame:
-    """Return a DataFrame whose columns have texts for names, read from a file if a path is given."""
+def _frame(table: Any, name: str, names: Sequence[str], label: str | None) -> DataFrame:
+    """Return a DataFrame whose columns have texts for names, read from a file if a path is given.
+
+    Args:
+        table: DataFrame, or path of a CSV or parquet file.
+        name: which table it is, for messages.
+        names: the columns that name clients and domains.
+        label: the column of classes, if there is one.
+    """
     import pandas as pd
 
     if isinstance(table, pd.DataFrame):
@@ -272,19 +299,36 @@ def _frame(table: Any, name: str, client: str) -> DataFrame:
     try:
         if path.suffix.lower() in (".parquet", ".pq"):
             return pd.read_parquet(path)
-        read = pd.read_csv(path)
-        if client in read:
-            texts = pd.read_csv(path, usecols=[client], dtype=str, keep_default_na=False, na_values=[""])[client]
-            if len(named := texts[read[client].isna() & texts.notna()]):
-                rank_zero_warn(f"{client}: {named.iloc[0]} is taken for a client's name, not for a missing value")
-            if texts.str.strip().nunique() > read[client].nunique() or texts.str.match(r"\s*0\d").any():  # such as 007
-                read[client] = texts
-        return read
+        return as_written(path, _read_csv(path), names, label)
     except ImportError:
         raise ConfigurationError("reading parquet files needs pyarrow: pip install 'fl-lightning[parquet]'") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors, too
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigurationError(_unreadable(path, reason, name)) from None
+
+
+def _read_csv(path: Path) -> DataFrame:
+    """Read a CSV file; refuse other marks than commas between the fields, and rows with more fields than names."""
+    import pandas as pd
+
+    names = pd.read_csv(path, nrows=0, index_col=False).columns
+    found = [mark for mark in MARKS if len(names) == 1 and mark in names[0]]
+    if found:
+        raise ConfigurationError(
+            f"expected commas between the fields of {path}, got {MARKS[found[0]]}: save the file with commas and "
+            "decimal points, or give a DataFrame"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        try:
+            # Column by column: in parts, a column of a large file may hold numbers first and texts later. Without
+            # index_col, the first fields of rows with too many would be taken for names of the rows.
+            return pd.read_csv(path, low_memory=False, index_col=False)
+        except pd.errors.ParserWarning:
+            raise ConfigurationError(
+                f"expected a name for each field in the first line of {path}, got rows with more fields than the "
+                f"{len(names)} names: name all columns"
+            ) from None
 
 
 def _file(table: str | Path) -> Path:
@@ -323,49 +367,44 @@ def _warn_of_odd(table: DataFrame, names: Sequence[str], target: Series[Any]) ->
         rank_zero_warn(f"columns that may be no measurements, {len(odd)} in all: {told}: list features to choose")
 
 
-def _sorted(column: Series[Any], name: str) -> list[Any]:
-    """Return a column's distinct values in sorted order."""
-    if column.isna().any():
+def _check_classes(name: str, classes: Sequence[Any]) -> None:
+    """Refuse texts that may be meant as numbers, such as 1,5, and fractions among texts."""
+    fraction = next((value for value in classes if isinstance(value, str) and FRACTION.fullmatch(value.strip())), None)
+    if fraction is not None:
         raise ConfigurationError(
-            f"expected column {name} to be complete, got {int(column.isna().sum())} missing values: fill the values or "
-            "leave these rows out (in a CSV file, NA, None and null are missing values, except in the client column)"
+            f"expected {name} to hold numbers or classes, got texts such as {fraction!r}: write numbers alone, with a "
+            "decimal point, or set task: classification to make a class of each text"
         )
-    try:
-        return sorted(column.unique().tolist())
-    except TypeError:  # such as integers and texts
-        raise ConfigurationError(
-            f"expected column {name} to hold values of one type, got several: convert them to texts"
-        ) from None
 
 
-def _numbers(column: Series[Any], values: list[Any]) -> NDArray[np.int64]:
-    """Return the position (n,) of each of a column's entries among some values; -1 for others."""
+def _not_a_number(table: DataFrame, names: Sequence[str]) -> str | None:
+    """Name the columns that hold other values than numbers, with one such value; None if all are numbers."""
     import pandas as pd
 
-    return np.asarray(pd.Index(values).get_indexer(column), dtype=np.int64)
+    wrong = [name for name in names if not pd.api.types.is_numeric_dtype(table[name])]
+    if not wrong:
+        return None
+    column = table[wrong[0]]
+    others = column[pd.to_numeric(column, errors="coerce").isna() & column.notna()]
+    example = others.iloc[0] if len(others) else column.iloc[0]
+    return f"{', '.join(wrong)}, such as {example!r}"
 
 
 def _check_numbers(targets: DataFrame) -> None:
     """Refuse target columns that are no numbers."""
-    import pandas as pd
-
-    for name, column in targets.items():
-        if not pd.api.types.is_numeric_dtype(column):
-            raise ConfigurationError(
-                f"expected task: regression to have targets of numbers, got other values in {name}: set task: "
-                "classification, or another target"
-            )
+    if wrong := _not_a_number(targets, [*targets]):
+        raise ConfigurationError(
+            f"expected task: regression to have targets of numbers, got other values in {wrong}: set task: "
+            "classification, write decimal points, or choose another target"
+        )
 
 
 def _floats(table: DataFrame, names: Sequence[str]) -> Tensor:
     """Return columns of numbers as (n, F) floats of the default type."""
-    import pandas as pd
-
-    wrong = [name for name in names if not pd.api.types.is_numeric_dtype(table[name])]
-    if wrong:
+    if wrong := _not_a_number(table, names):
         raise ConfigurationError(
-            f"expected columns of numbers, got other values in {', '.join(map(str, wrong))}: encode these columns, as "
-            "pandas.get_dummies does, or list other features"
+            f"expected columns of numbers, got other values in {wrong}: encode these columns, as pandas.get_dummies "
+            "does, write decimal points, or list other features"
         )
     array = table[list(names)].to_numpy(dtype=np.float64, na_value=np.nan)
     values = torch.tensor(array, dtype=torch.get_default_dtype())  # float32 ends at 3.4e38

@@ -76,7 +76,7 @@ class Tensors(ImageData):
         self.path = path
         self._given = dict(zip((*NAMES, GROUPS), (*train, *test, groups), strict=True)) if train and test else None
         self._num_classes = num_classes
-        self._shape: torch.Size | None = None  # shape of one training input, once loaded
+        self._look: tuple[torch.dtype, torch.Size] | None = None  # type and shape of one training input, once loaded
 
     @cached_property
     def num_classes(self) -> int:  # type: ignore[override]  # known on loading only
@@ -100,12 +100,15 @@ class Tensors(ImageData):
         split = "train" if train else "test"
         inputs = self._inputs(f"{split}_x")
         labels = self._labels(f"{split}_y")
+        look = (inputs.dtype, inputs.shape[1:])
         if train:
-            self._shape = inputs.shape[1:]
-        elif self._shape not in (None, inputs.shape[1:]):
+            self._look = look
+            _warn_of_channels(inputs)
+        elif self._look is not None and self._look != look:
+            dtype, shape = self._look
             raise ConfigurationError(
-                f"expected test inputs like the training inputs, {tuple(self._shape or ())} each, got "
-                f"{tuple(inputs.shape[1:])}: give both the same shape"
+                f"expected test inputs like the training inputs, {dtype} {tuple(shape)} each, got {inputs.dtype} "
+                f"{tuple(inputs.shape[1:])}: give both the same type and shape"
             )
         return inputs, labels
 
@@ -191,6 +194,16 @@ class Tensors(ImageData):
         if not self.normalize:  # no mean was given, but ImageData counts the channels by the mean
             self.mean = (0.0,) * inputs.shape[1]
         return super()._checked(inputs, targets)
+
+
+def _warn_of_channels(images: Tensor) -> None:
+    """Warn of bytes (n, H, W, C), which are read as images (n, C, H, W) of H channels."""
+    _, channels, height, width = images.shape if images.ndim == 4 else (0, 0, 0, 0)
+    if images.dtype == torch.uint8 and width in (1, 3) and channels not in (1, 3):
+        rank_zero_warn(
+            f"bytes {tuple(images.shape)} are images of {channels} channels and {height}x{width} pixels: "
+            "transpose(0, 3, 1, 2) moves channels that come last"
+        )
 
 
 def _unreadable(path: Path, reason: str) -> str:

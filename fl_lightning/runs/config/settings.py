@@ -39,6 +39,9 @@ LATER: dict[str, dict[str, Any]] = {
     "HuggingFace": {"tokenizer": None, "length": 128},
     "TextLSTM": {"pad": 0},
     "BagOfWords": {"pad": 0},
+    "FLBench": {"inputs": None},
+    "Leaf": {"inputs": None},
+    "PFLlib": {"inputs": None},
 }
 # Settings that may also change where a run goes on: how long it trains, and what it evaluates, tells and saves.
 RESUMABLE = (

@@ -50,6 +50,29 @@ def test_femnist_s_vectors_and_celeba_s_images(tmp_path: Path) -> None:
     assert images[0, :, 1, 2].tolist() == [7, 8, 9]
 
 
+def test_other_bytes_and_whole_numbers_need_a_meaning(tmp_path: Path) -> None:
+    grey = np.zeros((5, 28, 28, 1), dtype=np.uint8)
+    with pytest.raises(ConfigurationError, match=r"got uint8 \(3, 28, 28, 1\): set inputs to images \(n, C, H, W"):
+        write(tmp_path, grey).setup("fit")
+    assert FLBench(str(tmp_path), inputs="channels_last").load(True)[0].shape == (3, 1, 28, 28)
+    colours = (np.arange(5 * 9 * 4 * 3) % 256).astype(np.uint8).reshape(5, 9, 4, 3)  # celeba's kind, or nine channels
+    write(tmp_path, colours)
+    assert FLBench(str(tmp_path)).load(True)[0].tolist() == colours[[2, 1, 3]].transpose(0, 3, 1, 2).tolist()
+    assert FLBench(str(tmp_path), inputs="images").load(True)[0].tolist() == colours[[2, 1, 3]].tolist()
+    with pytest.raises(ConfigurationError, match=r"got int64 \(3, 784\): set inputs to images, channels_last, tok"):
+        write(tmp_path, np.zeros((5, 784), dtype=int)).setup("fit")
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    """Row 4 is for validation, and client 2 has no rows."""
+    data = write(tmp_path, np.zeros((5, 2)), [*PARTS, {"train": [], "test": []}])
+    with (
+        pytest.warns(UserWarning, match="^1 validation examples of .*partition.pkl are left out"),
+        pytest.warns(UserWarning, match="^1 of 3 clients of .* have neither training nor test examples, such as 2"),
+    ):
+        assert data.client_names == ["0", "1"]
+
+
 class Hostile:
     """Writes a file when its pickle is read."""
 
@@ -73,6 +96,8 @@ def test_a_partition_that_would_run_code_is_refused(tmp_path: Path) -> None:
         ([[0, 1]], "expected data_indices with the train and test of each client in .*, got something else"),
         (None, "expected data_indices with the train and test of each client in .*, got something else"),
         ([{"train": [5], "test": []}], "expected indices from 0 to 4 in .*, got 5 to 5 for client 0"),
+        ([{"train": [0.5], "test": []}], "expected indices from 0 to 4 in .*, got 0.5 to 0.5 for client 0"),
+        ([{"train": [0]}], "expected data_indices with the train and test of each client in .*, got something else"),
         ([{"train": [0, -1], "test": []}], "expected indices from 0 to 4 in .*, got -1 to 0 for client 0"),
         ([{"train": [0], "test": []}, {"train": [], "test": [1]}], "test examples alone for '1'"),
         ([{"train": [0], "test": []}], "expected examples in the training and the test set, got none in one"),
@@ -118,5 +143,11 @@ def test_examples_that_torchvision_downloaded(tmp_path: Path) -> None:
         inputs, targets = data.load(True)
     assert (inputs[:, 0, 0, 0].tolist(), targets.tolist()) == ([20, 10, 30], [2, 1, 3])
     assert data.load(False)[0].unique().tolist() == [0]
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    two = FLBench(str(tmp_path))
+    assert "expected one data set in" in str(two.missing())
+    with pytest.raises(ConfigurationError, match=r"one data set in .*, got MNIST and FashionMNIST: keep the one"):
+        two.setup("fit")
+    (tmp_path / "MNIST" / "raw").rmdir()
     (folder / "t10k-labels-idx1-ubyte").unlink()
     assert "FashionMNIST" in str(FLBench(str(tmp_path)).missing())

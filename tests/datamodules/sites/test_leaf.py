@@ -96,6 +96,67 @@ def test_other_vectors_are_floats(tmp_path: Path) -> None:
     assert not data.measured
 
 
+def test_numbers_of_json_are_floats_if_some_are(tmp_path: Path) -> None:
+    """Other writers than Python write 1 for 1.0: a white image among others is one of floats, 255 everywhere."""
+    write(tmp_path, "train", {"a": ([DARK], [0]), "b": ([[1] * 784], [1])})
+    write(tmp_path, "test", {"a": ([[0] * 784], [0])})
+    data = Leaf(str(tmp_path))
+    assert data.load(True)[0].flatten(1)[:, -1].tolist() == [51, 255]
+    assert data.load(False)[0].unique().tolist() == [0]
+
+
+def test_whole_numbers_need_a_meaning(tmp_path: Path) -> None:
+    pixels = [[0] * 783 + [200], [7] * 784]
+    root = str(both(tmp_path, {"a": (pixels, [0, 1])}))
+    with pytest.raises(ConfigurationError, match=r"got int64 \(2, 784\): set inputs to images, channels_last, tok"):
+        Leaf(root).setup("fit")
+    images, _ = Leaf(root, inputs="images").load(True)
+    assert (images.dtype, images.flatten(1).tolist()) == (torch.uint8, pixels)
+    words, _ = Leaf(root, inputs="tokens").load(True)
+    assert (words.dtype, words.tolist()) == (torch.int64, pixels)
+    numbers, _ = Leaf(root, inputs="numbers").load(True)
+    assert (numbers.dtype, numbers.tolist()) == (torch.float32, pixels)
+
+
+def test_vectors_of_784_may_be_numbers(tmp_path: Path) -> None:
+    root = str(both(tmp_path, IMAGES))
+    vectors, _ = Leaf(root, inputs="numbers").load(True)
+    assert (vectors.dtype, vectors.shape) == (torch.float32, (3, 784))
+    assert vectors[1].tolist() == pytest.approx(DARK)
+
+
+def test_texts_are_tokens_whatever_is_named(tmp_path: Path) -> None:
+    root = str(both(tmp_path, PLAY))
+    assert torch.equal(Leaf(root, inputs="tokens").load(True)[0], Leaf(root).load(True)[0])
+    with pytest.raises(ConfigurationError, match=r"expected inputs: tokens for the texts in .*, got images"):
+        Leaf(root, inputs="images").setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        ([["0", "4", "2"], ["2", "0"]], [0, 1, 0, 0, 0]),
+        ([[0, 4, 2], [2, 0]], [0, 1, 0, 0, 0]),
+        ([[0, 1, 0], [1, 0]], [0, 1, 0, 1, 0]),
+        ([[0.0, 0.0, 0.0], [0.0, 1.0]], [0, 0, 0, 0, 1]),
+    ],
+)
+def test_classes_of_tweets(classes: list[Any], expected: list[int], tmp_path: Path) -> None:
+    """LEAF's second release makes 1 of 4, and 0 of 0 and 2, for all users alike."""
+    tweet = TWEETS["bob"][0][0]
+    root = both(tmp_path, {name: ([tweet] * len(own), own) for name, own in zip("ab", classes, strict=True)})
+    assert Leaf(str(root)).load(True)[1].tolist() == expected
+
+
+def test_users_without_examples_are_counted(tmp_path: Path) -> None:
+    root = both(tmp_path, {"a": ([[0.5]], [0]), "b": ([], []), "c": ([], [])})
+    with pytest.warns(UserWarning, match="^2 of 3 clients of .* have neither training nor test examples, such as b: "):
+        assert Leaf(str(root)).client_names == ["a"]
+    tweets = both(tmp_path, {"ann": TWEETS["ann"], "cy": ([], [])})
+    with pytest.warns(UserWarning, match="^1 of 2 clients of .* such as cy: they are left out"):
+        assert Leaf(str(tweets)).client_names == ["ann"]
+
+
 def refusal(root: Path) -> str:
     with pytest.raises(ConfigurationError) as caught:
         Leaf(str(root)).setup("fit")
@@ -115,6 +176,8 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     assert "got \"no 'num_samples'\": make the file again" in refusal(tmp_path)
     path.write_text(whole.replace('"num_samples": [2, 1]', '"num_samples": [2, 3]'))
     assert "got \"1 x and 1 y of user 'f_a', not 3\"" in refusal(tmp_path)
+    path.write_text(whole.replace('["f_b", "f_a"], "num_samples": [2, 1]', '["f_a"], "num_samples": [1]'))
+    assert "got \"user_data of 'f_b', who is not in users\"" in refusal(tmp_path)
     path.write_text(whole)
     write(tmp_path, "train", IMAGES, "again")
     assert "got 'f_b' again in all_data_0.json: delete one" in refusal(tmp_path)
@@ -125,13 +188,29 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     [
         (IMAGES, {**IMAGES, "f_c": IMAGES["f_a"]}, "got test examples alone for 'f_c': split the examples of each"),
         ({"a": ([[0.5], [0.5, 1.0]], [0, 1])}, {}, "expected LEAF's users, num_samples and user_data"),
-        ({"a": ([[0.5]], [0]), "b": ([[0.5, 1]], [0])}, {}, r"got \(1,\) for client 'a' and \(2,\) for client 'b'"),
-        ({"a": ([[0.5]], [0])}, {"a": ([[0.5, 1.0]], [0])}, r"got \(1,\) for client 'a' and \(2,\) for client 'a'"),
+        (
+            {"a": ([[0.5]], [0]), "b": ([[0.5, 1]], [0])},
+            {},
+            r"got floats \(1,\) for client 'a' and floats \(2,\) for client 'b'",
+        ),
+        (
+            {"a": ([[0.5]], [0])},
+            {"a": ([[0.5, 1.0]], [0])},
+            r"got floats \(1,\) for client 'a' and floats \(2,\) for client 'a'",
+        ),
         ({"a": ([[0.5]], [0.5])}, {}, "expected classes 0, 1, … as y of client 'a', got others"),
         ({"a": ([[0.5]], [-1])}, {}, "expected classes 0, 1, … as y of client 'a', got others"),
         ({"a": ([[float("nan")]], [1])}, {}, "expected inputs to be finite, got nan or inf"),
         ({"a": (["1.jpg"], [0])}, {}, "got other texts for user 'a': Leaf reads femnist, shakespeare, sent140"),
         ({"a": ([], [])}, {}, "expected examples in the training and the test set, got none in one"),
+        (
+            {"a": ([[0.5]], [0]), "b": ([], [])},
+            {"a": ([[0.5]], [0]), "b": ([[0.5]], [0])},
+            "got test examples alone for 'b'",
+        ),
+        ({"a": ([TWEETS["bob"][0][0]] * 3, [0, 4, 3])}, {}, "the classes 0 and 1, or 0, 2 and 4, in .*, got 3, too"),
+        ({"a": ([TWEETS["bob"][0][0]] * 2, [0, 0.5])}, {}, "the classes 0 and 1, or 0, 2 and 4, in .*, got 0.5, too"),
+        ({"a": ([TWEETS["bob"][0][0]], ["good"])}, {}, "expected numbers as classes of tweets, got 'good'"),
     ],
 )
 def test_other_contents_are_refused(train: Any, test: Any, message: str, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """PFLlib: images, other arrays and texts from generated npz files, and what is refused."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,32 @@ def test_texts_without_their_lengths(tmp_path: Path) -> None:
     assert (inputs.tolist(), inputs.dtype, labels.tolist()) == ([[5, 2, 0], [7, 7, 7]], torch.int64, [3, 0])
 
 
+def test_shakespeare_s_characters_are_told(tmp_path: Path) -> None:
+    """PFLlib stores the places of 80 characters in an alphabet of 80; other whole numbers may be anything."""
+    lines = np.arange(160).reshape(2, 80) % 80
+    data = write(tmp_path, {0: (lines, [3, 0]), 1: (lines[:0], [])})
+    with pytest.warns(UserWarning, match=r"^whole numbers \(n, 80\) from 0 to 79 in .* are taken as the characters"):
+        inputs, _ = data.load(True)
+    assert (inputs.tolist(), inputs.dtype) == (lines.tolist(), torch.int64)
+    write(tmp_path, {1: (lines + 1, [3, 0])})
+    with pytest.raises(ConfigurationError, match=r"can mean one thing, got int64 \(4, 80\): set inputs to images"):
+        PFLlib(str(tmp_path)).setup("fit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inputs, _ = PFLlib(str(tmp_path), inputs="tokens").load(True)
+    assert inputs.tolist() == [*lines.tolist(), *(lines + 1).tolist()]
+
+
+def test_a_client_without_training_examples_may_have_no_tests(tmp_path: Path) -> None:
+    """Client 1 has no examples at all and is counted; with test examples alone it would count for nobody."""
+    data = write(tmp_path, {0: (GREY, [1]), 1: (GREY[:0], []), 2: (GREY, [0])})
+    with pytest.warns(UserWarning, match="^1 of 3 clients of .* have neither training nor test examples, such as 1: "):
+        assert data.client_names == ["0", "2"]
+    write(tmp_path, {1: (GREY, [1])}, ("test",))
+    with pytest.raises(ConfigurationError, match="test examples alone for '1'"):
+        PFLlib(str(tmp_path)).setup("fit")
+
+
 class Hostile:
     """Writes a file when its pickle is read."""
 
@@ -101,11 +128,31 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="test examples alone for '1'"):
         PFLlib(str(tmp_path)).setup("fit")
     write(tmp_path, {1: (GREY.repeat(2, 3), [1])})
-    with pytest.raises(ConfigurationError, match=r"got \(1, 2, 2\) for client '0' and \(1, 2, 4\) for client '1'"):
+    with pytest.raises(ConfigurationError, match=r"floats \(1, 2, 2\) for .* and floats \(1, 2, 4\) for client '1'"):
         PFLlib(str(tmp_path)).setup("fit")
     write(tmp_path, {1: (GREY, [1, 2])})
     with pytest.raises(ConfigurationError, match=r"client '1', got float32 \(1, 1, 2, 2\) and int64 \(2,\): convert"):
         PFLlib(str(tmp_path)).setup("fit")
+    write(tmp_path, {1: ((GREY * 255).astype(np.uint8), [1])})
+    with pytest.raises(ConfigurationError, match=r"floats \(1, 2, 2\) .* and whole numbers \(1, 2, 2\) for client"):
+        PFLlib(str(tmp_path)).setup("fit")
+    write(tmp_path, {1: (GREY, 1)})
+    with pytest.raises(
+        ConfigurationError, match=r"client '1', got float32 \(1, 1, 2, 2\) and int64 \(\): convert them"
+    ):
+        PFLlib(str(tmp_path)).setup("fit")
+    write(tmp_path, {1: ([np.zeros(2), np.zeros(3)], [1, 2])})
+    with pytest.raises(ConfigurationError, match="expected x and y of client '1' to be arrays, got lists of different"):
+        PFLlib(str(tmp_path)).setup("fit")
+    write(tmp_path, {1: (np.array([([0.5, 2.0], 2)], dtype=object), [1])})
+    with pytest.raises(ConfigurationError, match=r"expected texts as whole numbers for client '1' of .*, got float64"):
+        PFLlib(str(tmp_path)).setup("fit")
+    write(tmp_path, {1: (GREY, [1])})
+    twin = tmp_path / "train" / "01.npz"
+    twin.write_bytes((tmp_path / "train" / "1.npz").read_bytes())
+    with pytest.raises(ConfigurationError, match=r"one file of client 1 in .*train, got .* beside another: delete"):
+        PFLlib(str(tmp_path)).setup("fit")
+    twin.unlink()
     path = tmp_path / "test" / "1.npz"
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(ConfigurationError, match=f"expected a readable file of arrays in {path}, got "):

@@ -213,7 +213,7 @@ def test_clients_of_a_file_are_what_is_written(tmp_path: Path) -> None:
     text = "hospital,age,smokes,outcome\n007,40,1,well\n7,50,0,ill\n007,60,1,well\nNA,70,0,ill\n"
     (tmp_path / "my.csv").write_text(text)
     data = table(str(tmp_path / "my.csv"), test=str(tmp_path / "my.csv"))
-    with pytest.warns(UserWarning, match="hospital: NA is taken for a client's name, not for a missing value"):
+    with pytest.warns(UserWarning, match="hospital: NA is taken for a name, not for a missing value"):
         assert data.client_names == sorted({row["hospital"] for row in csv.DictReader(text.splitlines())})
     assert ages(data) == [[40, 60], [50], [70]]
     assert [len(next(data.held_out_batches(client))[0]) for client in range(3)] == [2, 1, 1]
@@ -283,7 +283,10 @@ def test_a_loss_for_the_other_task_names_the_task(target: list[float], loss: Any
         ({"target": "outcom"}, r"columns \w+, outcom, .*; did you mean outcome\?$"),
         ({"features": ["height"]}, "expected the train table to have the columns .*height"),
         ({"test": FRAME[["age"]]}, "expected the test table to have the columns outcome, age, smokes, got age"),
-        ({"features": ["age", "hospital"]}, "expected columns of numbers, got other values in hospital: encode"),
+        (
+            {"features": ["age", "hospital"]},
+            "columns of numbers, got other values in hospital, such as 'rome': enc",
+        ),
         ({"features": ["age", "outcome"]}, "target and features must name each column once, got outcome, age, outcome"),
         ({"features": ["age", "age"]}, "target and features must name each column once, got outcome, age, age"),
         ({"train": FRAME[[*FRAME, "age"]]}, "train must have one column age, got two: rename one"),
@@ -312,7 +315,10 @@ def test_a_loss_for_the_other_task_names_the_task(target: list[float], loss: Any
         ({"test": "nowhere.csv"}, "point test to such a file"),
         ({"test_share": 1.0}, r"expected test or a test_share in \[0, 1\).*got test_share=1.0 and 1000"),
         ({"test_share": 0.5, "test": FRAME}, "got test_share=0.5 beside test"),
-        ({"task": "regression"}, "task: regression to have targets of numbers, got other values in outcome: set task"),
+        (
+            {"task": "regression"},
+            "targets of numbers, got other values in outcome, such as 'well': set",
+        ),
         ({"task": "ranking"}, "expected task to be regression, or classification .*, got task=ranking and"),
         ({"task": "classification", "target": ["age"]}, "classification of one target column, not a list, got task=cl"),
         ({"partition": Natural("hospital")}, "got .*Natural.* and client=hospital: give one"),
@@ -331,3 +337,73 @@ def test_refuses_a_file_that_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "my.csv").write_bytes(b"\xff\xfe\x00a")
     with pytest.raises(ConfigurationError, match="expected a CSV or parquet file in"):
         table(str(tmp_path / "my.csv")).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hospital;age;outcome\nrome;1;ill\n", "commas between the fields of .*my.csv, got semicolons: save"),
+        (
+            "hospital;age;outcome\nrome;1,5;ill\n",
+            "commas between the fields of .*my.csv, got semicolons: save",
+        ),
+        (
+            "hospital\tage\toutcome\nrome\t1\till\n",
+            "commas between the fields of .*my.csv, got tabs: save the",
+        ),
+        (
+            "hospital,age,outcome\n1,rome,1,ill\n2,rome,2,well\n",
+            "rows with more fields than the 3 names: name",
+        ),
+        ('hospital,age,outcome\nrome,"1,5",ill\n', "got other values in age, such as '1,5': encode these columns"),
+        (
+            'hospital,age,outcome\nrome,1,"1,5"\n',
+            "outcome to hold numbers or classes, got texts such as '1,5'",
+        ),
+        (
+            'hospital,age,outcome\nrome,1,"1.234,5"\n',
+            "got texts such as '1.234,5': write numbers alone",
+        ),
+        ("hospital,age,outcome\nrome,1,1.5\nrome,2,none yet\n", "got texts such as '1.5': write numbers alone"),
+    ],
+)
+def test_a_file_that_may_mean_two_things_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text(text)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        table(str(tmp_path / "my.csv"), features=["age"]).setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_makes_classes_of_texts_with_decimal_commas(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_text('hospital,age,outcome\nrome,1,"1,5"\nrome,2,"0,5"\n')
+    data = table(str(tmp_path / "my.csv"), features=["age"], task="classification")
+    assert data.class_names == ["0,5", "1,5"]
+    with pytest.raises(ConfigurationError, match="targets of numbers, got other values in outcome, such as '1,5': set"):
+        table(str(tmp_path / "my.csv"), features=["age"], task="regression").setup("fit")
+
+
+def test_commas_at_the_ends_of_rows_move_no_column(tmp_path: Path) -> None:
+    """Python's csv module counts one empty field more in each row; pandas would make the hospitals names of rows."""
+    text = "hospital,age,smokes,outcome\nrome,40,1,well,\noslo,50,0,ill,\n"
+    (tmp_path / "my.csv").write_text(text)
+    data = table(str(tmp_path / "my.csv"))
+    assert data.client_names == ["oslo", "rome"]
+    assert ages(data) == [[50], [40]]
+
+
+@pytest.mark.parametrize("column", ["hospital", "outcome"])
+def test_a_large_file_may_hold_numbers_first_and_texts_later(column: str, tmp_path: Path) -> None:
+    """Pandas reads a file in parts of 262,144 rows or fewer: of 300,000 rows the last one alone is a text."""
+    fields = {"hospital": "1", "age": "2", "smokes": "0", "outcome": "0"}
+    first, last = ",".join(fields.values()), ",".join((fields | {column: "z"}).values())
+    (tmp_path / "my.csv").write_text("\n".join([",".join(fields), *[first] * 300_000, last]))
+    data = table(str(tmp_path / "my.csv"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        named = data.client_names if column == "hospital" else data.class_names
+    assert named == [fields[column], "z"]
+    rows = [len(data.client_dataset(client)) for client in range(data.num_clients)]
+    assert rows == ([300_000, 1] if column == "hospital" else [300_001])
+    counts = data.class_counts()
+    assert counts is not None
+    assert counts.sum(0).tolist() == ([300_001] if column == "hospital" else [300_000, 1])

@@ -122,7 +122,7 @@ def test_images_are_augmented() -> None:
             "expected train_x to be finite as torch.float32, got nan or inf in 1 rows",
         ),
         ({"test_x": TEST[0] * np.inf}, "expected test_x to be finite as torch.float32, got nan or inf in 3 rows"),
-        ({"test_x": X[:3, :1]}, r"test inputs like the training inputs, \(2,\) each, got \(1,\)"),
+        ({"test_x": X[:3, :1]}, r"like the training inputs, torch.float32 \(2,\) each, got torch.float32 \(1,\)"),
         ({"train_x": X[:0], "train_y": Y[:0]}, "expected train_y to be integer labels .* n > 0"),
         ({"train_x": X.astype(str)}, "expected train_x to be an array of numbers, got <U"),
     ],
@@ -132,6 +132,25 @@ def test_refuses_other_arrays(tmp_path: Path, change: dict[str, Any], message: s
     with pytest.raises(ConfigurationError, match=message) as caught:
         Tensors(str(tmp_path / "my.npz")).setup("fit")
     assert "\n" not in str(caught.value)
+
+
+def test_images_and_floats_are_two_kinds() -> None:
+    """Bytes become floats in [0, 1]; the floats of a test set would stay in [0, 255]."""
+    images, labels = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1])
+    data = Tensors(train=(images, labels), test=(images.float(), labels), num_clients=1)
+    with pytest.raises(ConfigurationError, match=r"like the training inputs, torch.uint8 .* each, got torch.float32"):
+        data.setup("fit")
+
+
+def test_bytes_whose_channels_come_last_are_told() -> None:
+    labels = torch.tensor([0, 1])
+    last, first = (torch.zeros(2, *shape, dtype=torch.uint8) for shape in ((8, 8, 3), (3, 8, 8)))
+    data = Tensors(train=(last, labels), test=(last, labels), num_clients=1)
+    with pytest.warns(UserWarning, match=r"^bytes \(2, 8, 8, 3\) are images of 8 channels and 8x3 pixels: transpose"):
+        data.setup("fit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Tensors(train=(first, labels), test=(first, labels), num_clients=1).setup("fit")
 
 
 @pytest.mark.parametrize("groups", [[1, 2], np.ones(6), np.ones((6, 1), dtype=int)])
