@@ -2,11 +2,14 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.datamodules.files.hub import hub_or_cache
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.models.adapters import Adapt, FrozenDtype, computing, keep_frozen
 from fl_lightning.models.adapters import adapt as adapt_network
@@ -71,15 +74,11 @@ class TimmNetwork(nn.Module):
         if stride not in (8, 16, 32):
             raise ConfigurationError(f"stride must be 8, 16 or 32, got {stride!r}")
         made = {"num_classes": num_classes, "in_chans": in_channels, **(settings or {})}
-        try:
-            self.network = timm.create_model(name, pretrained=pretrained, **made)
-        except (TypeError, RuntimeError, OSError) as error:
-            told = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ConfigurationError(f"timm makes no {name} with {made}, pretrained {pretrained}: {told}") from None
+        self.network = _make(name, pretrained, made)
         if stride != 32:
             _take_out_halvings(self.network, name, in_channels, stride)
         downloaded = set(self.network.parameters()) if pretrained else set()
-        facts: dict[str, Any] = self.network.default_cfg  # type: ignore[assignment]  # timm gives each network one
+        facts: dict[str, Any] = self.network.default_cfg
         adapt_network(self.network, adapt, facts["classifier"], rank, targets, freeze)
         keep_frozen(self.network, frozen_dtype)
         self.frozen_dtype = frozen_dtype
@@ -99,6 +98,21 @@ class TimmNetwork(nn.Module):
         with computing(self.frozen_dtype, images):
             logits: Tensor = self.network(images)
         return logits if self.frozen_dtype == "float32" else logits.float()
+
+
+def _make(name: str, pretrained: bool, made: Mapping[str, Any]) -> Any:
+    """Make a network of timm, with weights of the hub or of its cache if it is pretrained."""
+    import timm
+
+    hub = import_module("huggingface_hub").constants
+    with hub_or_cache(hub, hub.ENDPOINT) if pretrained else nullcontext(True) as reached:
+        try:
+            return timm.create_model(name, pretrained=pretrained, **made)
+        except (TypeError, RuntimeError, OSError) as error:
+            told = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if isinstance(error, OSError) and not reached:
+                told = "the weights are not in the cache, and there is no answer from the hub"
+            raise ConfigurationError(f"timm makes no {name} with {made}, pretrained {pretrained}: {told}") from None
 
 
 def _take_out_halvings(network: Any, name: str, in_channels: int, stride: int) -> None:

@@ -166,7 +166,7 @@ def column_of(examples: Examples, name: str, datamodule: LightningDataModule) ->
             f"expected a column {name} in the training set, got {', '.join(sorted(known | keys)) or 'none'}: name "
             f"another, or give the dataset or the data module an attribute {name}, with a value for each example"
         )
-    return _complete(values, name)
+    return as_groups(values, name)
 
 
 def _columns(holder: Any, count: int) -> dict[str, Any]:
@@ -178,15 +178,25 @@ def _columns(holder: Any, count: int) -> dict[str, Any]:
     return {str(column): frame[column] for frame in frames for column in frame.columns} | own
 
 
-def _complete(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return the values of a column as integers or strings; refuse others, and missing values."""
+def missing_in(values: NDArray[Any]) -> int:
+    """Count the missing values of an array: None, nan."""
     from pandas import isna
 
-    if missing := int(isna(values).sum()):
+    return int(isna(values).sum())
+
+
+def check_complete(values: NDArray[Any], name: str) -> None:
+    """Refuse a column with missing values."""
+    if missing := missing_in(values):
         raise ConfigurationError(
             f"expected column {name} to be complete, got {missing} missing values: fill the values or leave these "
             "examples out"
         )
+
+
+def as_groups(values: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return the values of a column as integers or strings; refuse others, and missing values."""
+    check_complete(values, name)
     if (plain := np.asarray(values.tolist())).dtype.kind not in "iuSU":
         raise ConfigurationError(f"expected column {name} to hold integers or texts, got {plain.dtype}: convert them")
     return plain

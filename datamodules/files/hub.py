@@ -1,7 +1,7 @@
 """Functions that read the splits of a Hugging Face data set: from folders, from parquet files, from the hub."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,39 @@ def read_splits(path: str, subset: str | None) -> Mapping[str, Any]:
     return splits
 
 
+def parquet_features(path: str, subset: str | None) -> dict[str, Any]:
+    """Read what each parquet file of a local folder says of its columns, by the file's path.
+
+    The library takes all files of a folder to have the columns of the first, also where their classes have other names.
+
+    Args:
+        path: as for :func:`read_splits`, which has read it.
+        subset: as for :func:`read_splits`.
+    """
+    datasets = import_module("datasets")
+    place = Path(path).expanduser().absolute()
+    if not place.is_dir() or _is_saved(place):
+        return {}
+    with _silent(datasets, bars=False):
+        config = datasets.load_dataset_builder(str(place), subset).config
+    found = {}
+    for files in (config.data_files or {}).values():
+        for file in files:
+            if str(file).endswith(".parquet"):
+                schema = import_module("pyarrow.parquet").read_schema(file)
+                found[str(file)] = datasets.Features.from_arrow_schema(schema)
+    return found
+
+
+def _is_saved(place: Path) -> bool:
+    """Tell whether ``save_to_disk`` wrote a folder."""
+    return (place / "dataset_dict.json").exists() or (place / "state.json").exists()
+
+
 def _read_local(datasets: Any, place: Path, subset: str | None) -> Any:
-    saved = (place / "dataset_dict.json").exists() or (place / "state.json").exists()
     try:
         with _silent(datasets, bars=False):
-            if saved:
+            if _is_saved(place):
                 return datasets.load_from_disk(str(place))
             if place.is_file():
                 return datasets.load_dataset("parquet", data_files={"train": str(place)})
@@ -61,20 +89,43 @@ def _read_local(datasets: Any, place: Path, subset: str | None) -> Any:
 
 
 def _read_hub(datasets: Any, name: str, subset: str | None) -> Any:
-    offline = datasets.config.HF_HUB_OFFLINE
-    reached = not offline and is_reached(datasets.config.HF_ENDPOINT)
+    with hub_or_cache(datasets.config, datasets.config.HF_ENDPOINT) as reached:
+        try:
+            with _silent(datasets, bars=True):
+                return datasets.load_dataset(name, subset)
+        except Exception as error:  # of many classes
+            reason = _reason(error) if reached else "no such folder here, and no answer from the hub"
+            raise ConfigurationError(
+                f"expected to read {name} from the hub, got {reason!r}: correct the name, or save the data set where "
+                "there is a network, with save_to_disk, and point train to that folder"
+            ) from None
+
+
+@contextmanager
+def hub_or_cache(settings: Any, hub: str) -> Iterator[bool]:
+    """Let a library read what an earlier run has downloaded, at once, where the hub does not answer.
+
+    Args:
+        settings: module of the library with its switch ``HF_HUB_OFFLINE``.
+        hub: address of the hub.
+
+    Yields:
+        Whether the hub answers.
+    """
+    reached = not settings.HF_HUB_OFFLINE and is_reached(hub)
+    with cache_alone(settings) if not reached else nullcontext():
+        yield reached
+
+
+@contextmanager
+def cache_alone(settings: Any) -> Iterator[None]:
+    """Let a library read its cache alone; see :func:`hub_or_cache`."""
+    offline = settings.HF_HUB_OFFLINE
+    settings.HF_HUB_OFFLINE = True
     try:
-        datasets.config.HF_HUB_OFFLINE = not reached  # then the library reads what an earlier run has downloaded
-        with _silent(datasets, bars=True):
-            return datasets.load_dataset(name, subset)
-    except Exception as error:  # of many classes
-        reason = _reason(error) if reached else "no such folder here, and no answer from the hub"
-        raise ConfigurationError(
-            f"expected to read {name} from the hub, got {reason!r}: correct the name, or save the data set where there "
-            "is a network, with save_to_disk, and point train to that folder"
-        ) from None
+        yield
     finally:
-        datasets.config.HF_HUB_OFFLINE = offline
+        settings.HF_HUB_OFFLINE = offline
 
 
 def is_reached(hub: str) -> bool:

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.datamodules.files.hub import is_reached
+from fl_lightning.datamodules.files.hub import cache_alone, is_reached
 from fl_lightning.errors import ConfigurationError
 
 
@@ -44,7 +44,8 @@ def read_pretrained(reader: str, name: str, **settings: Any) -> Any:
     try:
         with silent(transformers):
             try:
-                return read(local_files_only=True)
+                with cache_alone(hub):  # some of the readers ask the hub even so, again and again
+                    return read(local_files_only=True)
             except OSError:
                 if place.exists():
                     raise

@@ -8,7 +8,6 @@ from io import BytesIO
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
@@ -20,6 +19,7 @@ from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
 from fl_lightning.datamodules.files.folder import MODES, decode_image, opened
 from fl_lightning.datamodules.images.image_folder import CONSTANTS, check_constants, constants_of, count_values, pair_of
+from fl_lightning.datamodules.tables.values import classes_of
 from fl_lightning.engine.federation.batches import TrainingBatch, check_examples
 from fl_lightning.errors import ConfigurationError, check_choice, check_positive
 
@@ -54,7 +54,7 @@ def prepared(dataset: Any, columns: Sequence[str] | None, left_out: Sequence[str
     return Tuples(dataset, columns) if columns else dataset
 
 
-def check_columns(dataset: Any, columns: Sequence[str]) -> None:
+def check_columns(dataset: Any, columns: Sequence[str], split: str = "train") -> None:
     """Refuse a data set that is streamed, is no Hugging Face data set, or lacks one of the columns."""
     names = getattr(dataset, "column_names", None)
     if names is None or not hasattr(dataset, "with_format"):
@@ -64,12 +64,10 @@ def check_columns(dataset: Any, columns: Sequence[str]) -> None:
         )
     check_examples(dataset, "the data set")
     if missing := [column for column in columns if column not in names]:
-        raise ConfigurationError(f"expected columns {', '.join(missing)}, got {', '.join(names)}: choose among these")
-
-
-def column_of(dataset: Any, name: str) -> Any:
-    """Return one column of a Hugging Face data set as an array."""
-    return np.asarray(dataset.with_format(None)[name][:])
+        where, remedy = "", "choose among these"
+        if split != "train":
+            where, remedy = f" in the {split} set, too", "add them, or leave this set out"
+        raise ConfigurationError(f"expected columns {', '.join(missing)}{where}, got {', '.join(names)}: {remedy}")
 
 
 def image_columns(dataset: Any, columns: Sequence[str] | None, label: str) -> tuple[str, str] | None:
@@ -158,6 +156,8 @@ class ColumnImages(LightningDataModule):
         self._splits: dict[str, list[Any]] = {}
         for name, split in own.items():
             self._splits[name] = split if isinstance(split, list) else [split]
+            for part in self._splits[name]:
+                check_columns(part, columns, name)
         self._image, self._label = columns
         self._channels, self._size, self._given, self._memory = channels, size, (mean, std), memory_gib * GIB
         self._batch_size, self._collate_fn = batch_size, collate_fn
@@ -241,16 +241,10 @@ class ColumnImages(LightningDataModule):
 
     @cached_property
     def _labels(self) -> dict[str, Tensor]:
+        count = getattr(self._splits["train"][0].features[self._label], "num_classes", None)
         labels = {}
         for name, split in self._splits.items():
-            values = np.concatenate([column_of(part, self._label) for part in split])
-            if values.dtype.kind not in "iub" or values.ndim != 1 or not len(values) or values.min() < 0:
-                raise ConfigurationError(
-                    f"expected classes from 0 in the column {self._label} of the {name} set, got {values.dtype} from "
-                    f"{min(values, default='none')}: name another column by label, or convert it with "
-                    "class_encode_column"
-                )
-            labels[name] = torch.from_numpy(values.astype(np.int64))
+            labels[name] = classes_of(split, self._label, name, count)
         return labels
 
     def _shape(self, stored: Mapping[str, ConcatDataset[Any]]) -> tuple[int, int, int]:

@@ -1,6 +1,7 @@
 """FlowerDatasets: the partitions of Flower Datasets as clients."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,8 +18,9 @@ from fl_lightning.datamodules.base.settings import Stacked, Unpack
 from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.changes.inputs import for_evaluation
 from fl_lightning.datamodules.partition.steps.parts import Parts
-from fl_lightning.datamodules.tables.columns import ColumnImages, column_of, image_columns, prepared
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.datamodules.tables.columns import ColumnImages, check_columns, image_columns, prepared
+from fl_lightning.datamodules.tables.values import check_class_names, check_examples, column_of
+from fl_lightning.errors import ConfigurationError, of_library
 
 
 class FlowerDatasets(FederatedDataModule):
@@ -48,8 +50,8 @@ class FlowerDatasets(FederatedDataModule):
         federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
 
     Raises:
-        ConfigurationError: ``source`` is neither of the two; on loading, the split has no partitioner, or a column is
-            missing.
+        ConfigurationError: ``source`` is neither of the two; on loading, the split has no partitioner, which cannot
+            divide the data set, a column is missing, or examples are refused as by :class:`HuggingFace`.
     """
 
     by_example = True
@@ -89,7 +91,8 @@ class FlowerDatasets(FederatedDataModule):
     @cached_property
     def num_clients(self) -> int:  # type: ignore[override]  # known on loading only
         """N, the number of partitions."""
-        return int(self._partitioner.num_partitions)
+        with self._divided():
+            return int(self._partitioner.num_partitions)
 
     @cached_property
     def client_names(self) -> list[str] | None:  # type: ignore[override]  # known on loading only
@@ -129,14 +132,30 @@ class FlowerDatasets(FederatedDataModule):
     @cached_property
     def _parts(self) -> list[Any]:
         """The partitions, as Hugging Face data sets."""
-        return [self._partitioner.load_partition(client) for client in range(self.num_clients)]
+        clients = range(self.num_clients)
+        with self._divided():
+            return [self._partitioner.load_partition(client) for client in clients]
+
+    @contextmanager
+    def _divided(self) -> Iterator[None]:
+        """Turn a partitioner's error about the data set, such as about clients without a name, into one line."""
+        try:
+            yield
+        except Exception as error:
+            if not of_library(error):
+                raise
+            reason = " ".join(str(error).split())[:100]
+            raise ConfigurationError(
+                f"expected a data set that {type(self._partitioner).__name__} can divide, got {type(error).__name__}: "
+                f"{reason}: give each example one integer or text in the partitioner's column, or change its arguments"
+            ) from error
 
     @cached_property
     def _images(self) -> ColumnImages | None:
         columns = image_columns(self._parts[0], self.columns, self.label)
         if columns is None:
             return None
-        splits = {"train": self._parts} | ({} if self.test is None else {"test": self._test_set()})
+        splits = {"train": self._parts} | ({} if self._test_set is None else {"test": self._test_set})
         images = ColumnImages(splits, columns, self.batch_size, self.collate_fn, *self._settings)
         images.trained = self._trained_rows
         return images
@@ -147,7 +166,16 @@ class FlowerDatasets(FederatedDataModule):
 
     @cached_property
     def _dealt(self) -> Dealt:
+        train = self._parts[0]
+        columns = self.columns or train.column_names
+        if self._test_set is not None:
+            check_columns(self._test_set, (), "test")
+            check_class_names(train.features, self._test_set.features, [*columns, self.label], "test set")
         if self._images is None:
+            for part in self._parts:
+                check_examples(train, part, columns, self.label, "train", self.collate_fn is None)
+            if self._test_set is not None:
+                check_examples(train, self._test_set, columns, self.label, "test", self.collate_fn is None)
             examples: Any = ConcatDataset([prepared(part, self.columns) for part in self._parts])
         else:
             examples = self._images.sets["train"]
@@ -161,8 +189,10 @@ class FlowerDatasets(FederatedDataModule):
         if self.label not in self._parts[0].column_names:
             return None
         columns = [column_of(part, self.label) for part in self._parts]
+        if any(column.ndim != 1 for column in columns):
+            return None
         classes = np.concatenate(columns)
-        if classes.dtype.kind not in "iub" or classes.ndim != 1 or (len(classes) and classes.min() < 0):
+        if classes.dtype.kind not in "iub" or (len(classes) and classes.min() < 0):
             return None
         return torch.from_numpy(classes.astype(np.int64))
 
@@ -177,13 +207,15 @@ class FlowerDatasets(FederatedDataModule):
             )
         return partitioners[self.split]
 
+    @cached_property
     def _test_set(self) -> Any:
+        """The data set to validate and test on; None without one."""
         return self.source.load_split(self.test) if isinstance(self.test, str) else self.test
 
     def _test_loader(self) -> DataLoader[Any]:
         loaders: Any = self._images
         if loaders is None:
-            test = prepared(self._test_set(), self.columns)
+            test = prepared(self._test_set, self.columns)
             loaders = Loaders(test, self.batch_size, self.collate_fn, test=test)
         loader: DataLoader[Any] = loaders.test_dataloader()
         return loader

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
@@ -13,23 +13,24 @@ from typing_extensions import override
 from fl_lightning.datamodules.base.dealt import Dealt
 from fl_lightning.datamodules.base.domains import batches_by_domain, left_out_names
 from fl_lightning.datamodules.base.federated import PartitionedData
-from fl_lightning.datamodules.base.loaders import Loaders
+from fl_lightning.datamodules.base.loaders import Loaders, as_groups
 from fl_lightning.datamodules.base.settings import Kept, Unpack
 from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.changes.inputs import for_evaluation
-from fl_lightning.datamodules.files.hub import read_splits
+from fl_lightning.datamodules.files.hub import parquet_features, read_splits
 from fl_lightning.datamodules.partition import DomainDirichlet, Partition
-from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
+from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.datamodules.tables.columns import (
     ColumnImages,
     check_columns,
     check_no_images,
-    column_of,
     image_columns,
     prepared,
 )
-from fl_lightning.datamodules.tables.splits import choose_splits, move_to_test
+from fl_lightning.datamodules.tables.owners import own_rows
+from fl_lightning.datamodules.tables.splits import choose_splits, leave_unlabelled_out, move_to_test
 from fl_lightning.datamodules.tables.tokens import tokenized
+from fl_lightning.datamodules.tables.values import check_class_names, check_examples, classes_of, column_of, groups_of
 from fl_lightning.engine.federation.batches import Examples
 from fl_lightning.errors import ConfigurationError
 
@@ -48,11 +49,13 @@ class HuggingFace(PartitionedData):
             ``save_to_disk`` wrote; a folder with the files of each split, as the hub keeps them (``train*.parquet``,
             ``test/*.parquet``); a parquet file; or the name of a data set on the hub (``owner/name``), which is
             downloaded to the cache of ``datasets``. The split ``train`` is the training set, ``validation`` the
-            validation set and ``test`` the test set (if one of the last two is missing, the other serves as both).
+            validation set and ``test`` the test set (if one of the last two is missing, or no class of the test set is
+            known, the other serves as both).
         test: ``datasets.Dataset`` to validate and test on; not together with splits of these names.
         client: name of the column that holds each example's client (writer, user) and is left out of the examples; each
             distinct value is one client, in sorted order, and names the client (``client_names``). If the test set has
-            the column, too, and ``held_out`` is 0, each client evaluates on its own test examples.
+            the column, too, and ``held_out`` is 0, each client evaluates on its own test examples; a warning counts
+            those of others.
         columns: names of columns: examples become tuples of these columns, undecoded; by default, dicts of all columns,
             or images and classes.
         label: name of the column of classes, for images and for a partition by label; if there is no such column, the
@@ -89,7 +92,8 @@ class HuggingFace(PartitionedData):
 
     Raises:
         ConfigurationError: the data set is streamed or cannot be read, a column is missing, or an argument is outside
-            its range; on loading, an image cannot be decoded.
+            its range; two sets number their classes differently, or hold columns of different types; examples lack a
+            client, a domain, a number that would become nan, or a class; on loading, an image cannot be decoded.
     """
 
     by_example = True
@@ -123,12 +127,26 @@ class HuggingFace(PartitionedData):
         splits = train if isinstance(train, Mapping) else {"train": train}
         if isinstance(train, str):
             splits = read_splits(train, subset)
+            for file, features in parquet_features(train, subset).items():
+                check_class_names(splits["train"].features, features, [*features], f"file {file}")
         sources = choose_splits(splits, test)
         own = [name for name in (client, domain) if name is not None]
         check_columns(sources["train"], [*(columns or ()), *own])
         leave_out = left_out_names(domain, leave_out)
         if client and partition is not None:
             raise ConfigurationError(f"expected client or partition, got both, with client={client}: leave one out")
+        whole = sources["train"]
+        pair = None if tokenizer else image_columns(whole, columns, label)
+        if pair is not None:
+            label = pair[1]
+        read = columns or [name for name in whole.column_names if name not in own]
+        for name, split in sources.items():
+            check_columns(split, (), name)
+            check_class_names(whole.features, split.features, [*read, label, *own], f"{name} set")
+            if domain is not None and domain in split.column_names:
+                groups_of(split, domain, name)
+        if label in read:
+            sources = leave_unlabelled_out(sources, label)
         if leave_out or test_share:
             sources = move_to_test(sources, own, domain, leave_out, test_share, federation.get("seed", 0))
         if partition is None and num_clients is None:
@@ -137,16 +155,17 @@ class HuggingFace(PartitionedData):
             partition = copy(partition)
             partition.column = domain
         training = sources["train"]
-        pair = None if tokenizer else image_columns(training, columns, label)
         images = None
         if pair is None:
             check_no_images(channels=channels, image_size=image_size, mean=mean, std=std, augment=augment)
-            raw: dict[str, Any] = {name: prepared(split, columns, own) for name, split in sources.items()}
             if tokenizer:
-                raw = dict(tokenized(sources, tokenizer, length, columns, label, own))
+                raw: dict[str, Any] = dict(tokenized(sources, tokenizer, length, columns, label, own))
+            else:
+                for name, split in sources.items():
+                    check_examples(training, split, read, label, name, collate_fn is None)
+                raw = {name: prepared(split, columns, own) for name, split in sources.items()}
             source: Any = Loaders(batch_size=batch_size, collate_fn=collate_fn, **raw)
         else:
-            label = pair[1]
             source = images = ColumnImages(
                 sources,
                 pair,
@@ -160,15 +179,15 @@ class HuggingFace(PartitionedData):
                 augment,
                 memory_gib,
             )
-        labels = column_of(training, label) if label in training.column_names else None
         super().__init__(
             source,
             num_clients=num_clients,
-            partition=column_of(training, client) if client else partition,
-            labels=labels if labels is not None and labels.dtype.kind in "iubSU" else None,
+            partition=_owners_of(training, client) if client else partition,
+            labels=_labels_of(training, label, partition),
             **federation,
         )
         self._images, self._client, self._training, self._test = images, client, training, sources.get("test")
+        self._known = np.unique(_owners_of(whole, client)).tolist() if client else []  # also those that do not train
         self.domain, self.leave_out, self.test_share = domain, leave_out, test_share
         if images is not None:
             images.trained = self._trained_rows
@@ -193,12 +212,17 @@ class HuggingFace(PartitionedData):
     @override
     def own_tests(self, dealt: Dealt) -> tuple[Examples, Parts] | None:
         """Return the test set and the rows of it that hold each client's value in the client column."""
+        if self._owned is None:
+            return None
+        numbers = {str(value): number for number, value in enumerate(self._known)}
+        return self._tests, Parts.of([self._owned[numbers[name]] for name in dealt.names or ()])
+
+    @cached_property
+    def _owned(self) -> Parts | None:
+        """The test rows of each known client; a warning, which comes once, counts those of others."""
         if self._client is None or self._test is None or self._client not in self._test.column_names:
             return None
-        names = {name: number for number, name in enumerate(dealt.names or ())}
-        owners = np.array([names.get(str(value), len(names)) for value in column_of(self._test, self._client).tolist()])
-        rows = np.flatnonzero(owners < len(names))  # examples of a client that does not train are nobody's
-        return self._tests, rows_of(owners[rows], len(names)).among(torch.from_numpy(rows))
+        return own_rows(column_of(self._test, self._client), self._known, self._client, may_be_none=True)
 
     def _trained_rows(self) -> Tensor:
         """Return the rows (m,) of the training set on which clients train."""
@@ -216,5 +240,28 @@ class HuggingFace(PartitionedData):
 
     @override
     def _column(self, examples: Examples, name: str) -> NDArray[Any]:
-        values: NDArray[Any] = column_of(self._training, name)
+        values: NDArray[Any] = _owners_of(self._training, name)
         return values
+
+
+def _owners_of(training: Any, name: str) -> Any:
+    """Read the column (n,) of integers or texts that gives the client or the domain of each training example."""
+    return as_groups(groups_of(training, name, "train"), name)
+
+
+def _labels_of(training: Any, name: str, partition: Any) -> Any:
+    """Read the class (n,) of each training example, for partitions and for the overview of the clients.
+
+    Returns:
+        Integers, truth values or texts; None if the column, which no partition needs, holds others, or is not there.
+    """
+    if name not in training.column_names:
+        return None
+    is_needed = isinstance(partition, Partition) and partition.by in ("labels", "domains")
+    count = getattr(training.features[name], "num_classes", None)
+    values = column_of(training, name)
+    if values.ndim == 1 and values.dtype.kind in "iubSU" and (count is None or values.min(initial=0) >= 0):
+        return values
+    if is_needed and count is not None:
+        classes_of([training], name, "train", count)
+    return _owners_of(training, name) if is_needed else None

@@ -5,10 +5,12 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
 from fl_lightning.datamodules.base.domains import check_left_out
-from fl_lightning.datamodules.tables.columns import column_of
+from fl_lightning.datamodules.partition.steps.parts import rows_of
+from fl_lightning.datamodules.tables.values import groups_of, is_unlabelled
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import numpy_generator
 
@@ -22,14 +24,37 @@ def choose_splits(splits: Mapping[str, Any], test: Any) -> dict[str, Any]:
 
     Args:
         splits: data sets by the names of their splits, with one named ``train``.
-        test: data set to validate and test on, in place of the splits; None for the splits.
+        test: data set to validate and test on; None for the splits.
+
+    Raises:
+        ConfigurationError: there is no split ``train``, or there are ``test`` and a split for the same use.
     """
+    if "train" not in splits:
+        raise ConfigurationError(f"expected a split train, got {', '.join(map(str, splits)) or 'none'}: rename a split")
     if test is not None:
+        if twice := [name for name in ("test", *VALIDATION) if name in splits]:
+            raise ConfigurationError(
+                f"expected test or a split to test on, got test and the split {', '.join(twice)}: leave one out"
+            )
         return {"train": splits["train"], "test": test, "val": test}
     found = [splits[name] for name in VALIDATION if name in splits]
     val = found[0] if found else splits.get("test")
     chosen = {"train": splits["train"], "test": splits.get("test", val), "val": val}
     return {name: split for name, split in chosen.items() if split is not None}
+
+
+def leave_unlabelled_out(chosen: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Test on the validation set where no class of the test set is known, as in GLUE, whose labels are all -1.
+
+    Args:
+        chosen: data sets named ``train`` and, where there are such, ``test`` and ``val``.
+        label: name of the column of classes.
+    """
+    test, val = chosen.get("test"), chosen.get("val")
+    if test is None or val is test or not is_unlabelled(test, label):
+        return dict(chosen)
+    rank_zero_warn(f"none of the {len(test)} test examples has a known class: the validation set serves to test, too")
+    return {**chosen, "test": val}
 
 
 def move_to_test(
@@ -60,7 +85,7 @@ def move_to_test(
     train = chosen["train"]
     is_moved = np.zeros(len(train), dtype=bool)
     if domain is not None:
-        domains = column_of(train, domain).astype(str)
+        domains = groups_of(train, domain, "train").astype(str)
         check_left_out(left_out, np.unique(domains).tolist())
         is_moved = np.isin(domains, left_out)
     if share:
@@ -77,11 +102,14 @@ def _draw_share(train: Any, columns: Sequence[str], is_moved: Bools, share: floa
     """Draw a share of the examples that stay so far, for each combination of values of some columns."""
     groups = np.zeros(len(train), dtype=np.int64)
     for column in columns:
-        numbers = np.unique(column_of(train, column), return_inverse=True)[1]
+        numbers = np.unique(groups_of(train, column, "train"), return_inverse=True)[1]
         groups = groups * (numbers.max() + 1) + numbers
     is_drawn = np.zeros(len(train), dtype=bool)
-    for group in np.unique(groups).tolist():
-        rows = np.flatnonzero((groups == group) & ~is_moved)
+    values, members = np.unique(groups, return_inverse=True)
+    staying = np.flatnonzero(~is_moved)
+    parts = rows_of(members[staying], len(values))
+    for group, part in zip(values.tolist(), parts, strict=True):
+        rows = staying[part.numpy()]
         count = min(round(share * len(rows)), len(rows) - 1)
         if count > 0:
             draw = numpy_generator(seed, "test share", group).choice(rows, count, replace=False)
@@ -99,4 +127,10 @@ def _joined(split: Any, moved: Any) -> Any:
             f"expected the test set to have the columns of the training set, got none of {', '.join(missing)}: leave "
             "leave_out and test_share out, or test"
         )
+    for name in moved.column_names:
+        if split.features[name] != moved.features[name]:
+            raise ConfigurationError(
+                f"expected the column {name} of the test set to be {moved.features[name]}, as in the train set, got "
+                f"{split.features[name]}: convert the test set with cast_column, or leave leave_out and test_share out"
+            )
     return import_module("datasets").concatenate_datasets([split.select_columns(moved.column_names), moved])

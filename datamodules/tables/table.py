@@ -22,8 +22,9 @@ from fl_lightning.datamodules.base.domains import batches_by_domain, check_left_
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
 from fl_lightning.datamodules.partition import Natural
-from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
+from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.datamodules.tables.names import as_written, distinct, in_both, positions
+from fl_lightning.datamodules.tables.owners import own_rows
 from fl_lightning.errors import ConfigurationError, nearest
 
 if TYPE_CHECKING:
@@ -267,15 +268,7 @@ class _Loaded(Dealt):
 
 def _parts(table: DataFrame, column: str, clients: list[Any]) -> Parts:
     """Return each client's rows of a table, none without a column of clients; rows of unknown clients are left out."""
-    owners = positions(table[column], clients) if column in table else np.empty(0, np.int64)
-    rows = np.flatnonzero(owners >= 0)
-    if strangers := len(owners) - len(rows):
-        example = table[column].iloc[int(np.argmin(owners))]
-        came = f"expected train's clients in test, got {strangers} of {len(table)} rows of others, such as {example!r}"
-        if not len(rows):
-            raise ConfigurationError(f"{column}: {came}: write clients alike, or leave the column out of test")
-        rank_zero_warn(f"{column}: {came}: clients are evaluated without these rows")
-    return rows_of(owners[rows], len(clients)).among(torch.from_numpy(rows))
+    return own_rows(table.get(column, []), clients, column, may_be_none=False)
 
 
 def _frame(table: Any, name: str, names: Sequence[str], label: str | None) -> DataFrame:

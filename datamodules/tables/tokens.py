@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fl_lightning.datamodules.files.pretrained import read_pretrained
-from fl_lightning.datamodules.tables.columns import check_columns, column_of
+from fl_lightning.datamodules.tables.columns import check_columns
+from fl_lightning.datamodules.tables.values import classes_of, numbers_of
 from fl_lightning.errors import ConfigurationError, check_at_least
 
 STRINGS = ("string", "large_string")  # Arrow's names of texts
@@ -36,19 +37,25 @@ def tokenized(
         left_out: names of the columns of clients and of domains, which are no texts.
 
     Raises:
-        ConfigurationError: the tokenizer cannot be read, ``length`` is below 1, or there is no such column of texts.
+        ConfigurationError: the tokenizer cannot be read, ``length`` is below 1, there is no such column of texts, or
+            another column holds texts, or ``label`` no classes.
     """
     check_at_least(1, length=length)
     cut = read_pretrained("AutoTokenizer", tokenizer)
-    text, *classes = columns or [_text_column(splits["train"], [label, *left_out]), label]
+    train = splits["train"]
+    text, *others = columns or [_text_column(train, [label, *left_out]), label]
+    others = [name for name in others if name in train.column_names]
     sets: dict[int, TensorDataset] = {}
-    for split in splits.values():
+    for name, split in splits.items():
         if id(split) not in sets:
-            check_columns(split, [text])
+            check_columns(split, [text, *others], name)
             tensors = [_numbers(split.with_format(None)[text][:], text, cut, length)]
-            for name in classes:
-                if name in split.column_names:
-                    tensors.append(torch.from_numpy(column_of(split, name)))
+            for column in others:
+                count = getattr(train.features[column], "num_classes", None)
+                if column == label or count is not None:
+                    tensors.append(classes_of([split], column, name, count))
+                else:
+                    tensors.append(numbers_of(split, column, name))
             sets[id(split)] = TensorDataset(*tensors)
     return {name: sets[id(split)] for name, split in splits.items()}
 

@@ -1,11 +1,14 @@
 """TimmNetwork: sizes as known, resolution with each stride, and what it refuses."""
 
 import re
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fl_lightning import ConfigurationError
@@ -102,6 +105,36 @@ def test_refuses_stems_that_it_cannot_change(name: str) -> None:
 def test_refuses_other_strides() -> None:
     with pytest.raises(ConfigurationError, match="stride must be 8, 16 or 32, got 4"):
         TimmNetwork("resnet10t", stride=4)  # type: ignore[arg-type]  # the mistake
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cached: bool) -> None:
+    """Weights that are in the cache are read; others are refused at once: the library would try for 46 s."""
+
+    def unknown(*address: Any, **options: Any) -> Any:
+        raise OSError(-2, "Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", unknown)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    made = timm.create_model("resnet10t")
+    if is_cached:
+        cache, commit = tmp_path / "models--timm--resnet10t.c3_in1k", "0" * 40
+        (cache / "snapshots" / commit).mkdir(parents=True)
+        (cache / "refs").mkdir()
+        (cache / "refs" / "main").write_text(commit)
+        save_file(made.state_dict(), cache / "snapshots" / commit / "model.safetensors")
+    start = time.monotonic()
+    if is_cached:
+        network = TimmNetwork("resnet10t", pretrained=True, stride=32)
+        assert torch.equal(network.network.layer1[0].conv1.weight, made.layer1[0].conv1.weight)
+    else:
+        with pytest.raises(ConfigurationError) as refusal:
+            TimmNetwork("resnet10t", pretrained=True, stride=32)
+        assert str(refusal.value) == (
+            "timm makes no resnet10t with {'num_classes': 10, 'in_chans': 3}, pretrained True: the weights are not in "
+            "the cache, and there is no answer from the hub"
+        )
+    assert time.monotonic() - start < 20
 
 
 def test_misspelt_timm_model_is_named_with_the_nearest() -> None:

@@ -176,3 +176,43 @@ def test_a_yaml_of_the_manual_trains(tmp_path: Path, monkeypatch: pytest.MonkeyP
     fit("--config=flower.yaml", "--trainer.max_epochs=2", config="mnist_gh.yaml")
     table = rows("runs/mnist_gh/version_0/metrics.csv")
     assert "val/top1" in table[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "test", "message"),
+    [
+        ({"x": [1.0, None] * 6}, {}, "expected column x of the train set to be complete, got 2 missing values"),
+        ({}, {"x": [1.0, None] * 6}, "expected column x of the test set to be complete, got 6 missing values"),
+        ({"label": [0, None, 1] * 4}, {}, "expected column label of the train set to be complete"),
+        ({}, {"label": ["a", "b", "c"] * 4}, "expected the column label of the test set to be Value('int64'), as in"),
+    ],
+)
+def test_what_the_library_lets_pass(change: dict[str, Any], test: dict[str, Any], message: str) -> None:
+    made = partitioners.IidPartitioner(num_partitions=3)
+    made.dataset = datasets.Dataset.from_dict(ROWS | change)
+    with pytest.raises(ConfigurationError) as caught:
+        FlowerDatasets(made, test=datasets.Dataset.from_dict(ROWS | test)).setup("fit")
+    assert str(caught.value).startswith(message)
+
+
+def test_other_names_of_the_classes_are_refused() -> None:
+    def named(*names: str) -> Any:
+        return datasets.Dataset.from_dict(ROWS).cast_column("label", datasets.ClassLabel(names=list(names)))
+
+    made = partitioners.IidPartitioner(num_partitions=3)
+    made.dataset = named("ant", "bee", "cat")
+    with pytest.raises(ConfigurationError, match="expected class 0 of the column label in the test set to be ant, as"):
+        FlowerDatasets(made, test=named("bee", "cat", "ant")).setup("fit")
+    with pytest.raises(ConfigurationError, match=r"expected a datasets\.Dataset .*, got list"):
+        FlowerDatasets(made, test=[1]).setup("fit")
+
+
+@pytest.mark.parametrize("users", [["a", None, "c"] * 4, [1.0, float("nan")] * 6])
+def test_clients_without_a_name(users: list[Any]) -> None:
+    """The partitioner raises a TypeError or a KeyError."""
+    made = partitioners.NaturalIdPartitioner(partition_by="user")
+    made.dataset = datasets.Dataset.from_dict(ROWS | {"user": users})
+    with pytest.raises(ConfigurationError) as caught:
+        FlowerDatasets(made).setup("fit")
+    assert str(caught.value).startswith("expected a data set that NaturalIdPartitioner can divide, got ")
+    assert "\n" not in str(caught.value)

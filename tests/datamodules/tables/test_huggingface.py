@@ -104,6 +104,11 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"client": "user", "columns": ["image"]}, "expected columns image, got x, label, user"),
         ({"client": "user", "partition": [[0]]}, "expected client or partition, got both, with client=user"),
         ({}, "expected num_clients, a stated partition, or Natural or DomainDirichlet with a column, got none"),
+        ({"train": {"training": rows()}}, "expected a split train, got training: rename a split"),
+        (
+            {"train": {"train": rows(), "dev": rows()}, "test": rows()},
+            "expected test or a split to test on, got test and the split dev: leave one out",
+        ),
         ({"train": [1, 2]}, r"expected a datasets.Dataset \(pip install 'fl-lightning\[huggingface\]'\), got list"),
         ({"train": rows().to_iterable_dataset()}, "expected the data set to be .* got IterableDataset"),
         ({"train": "nowhere"}, r"expected a folder, .* \(owner/name\), got .*nowhere, which does not exist: point"),

@@ -74,3 +74,49 @@ def test_refuses_other_texts(
     with pytest.raises(ConfigurationError, match=message) as caught:
         HuggingFace(**settings)
     assert "\n" not in str(caught.value)
+
+
+LABELS = "expected classes from 0 in the column label of the {} set, got "
+TITLES = "expected numbers in the column title of the {} set, got "
+
+
+@pytest.mark.parametrize(
+    ("change", "columns", "message"),
+    [
+        ({"label": ["p", "n", "p"]}, ["text", "label"], f"{LABELS}<U1 from n: name another column by label, or"),
+        ({"label": [1, None, 0]}, ["text", "label"], f"{LABELS}1 missing values"),
+        ({"label": [1, -1, 0]}, ["text", "label"], f"{LABELS}int64 from -1, 1 of 3 below 0"),
+        ({"label": [0.5, 1.0, 0.0]}, ["text", "label"], f"{LABELS}float64 from 0.0"),
+        ({"label": [[0], [1], [1]]}, ["text", "label"], "expected one value for each example in the column label of"),
+        ({"title": ["a", "b", "c"]}, ["text", "title", "label"], f"{TITLES}values such as 'a': columns names one col"),
+        ({"title": [0.5, None, 1.0]}, ["text", "title"], f"{TITLES}1 missing values: columns names"),
+        ({"title": [[1], [2, 3], []]}, ["text", "title"], f"{TITLES}values such as [1]: columns names"),
+    ],
+)
+def test_refuses_what_is_no_class(tmp_path: Path, change: dict[str, Any], columns: list[str], message: str) -> None:
+    name = folder(tmp_path)
+    whole = rows(title=[0.5, 1.5, 2.5])
+    for sets, split in (((rows(**change),), "train"), ((whole, rows(**change)), "test")):
+        with pytest.raises(ConfigurationError) as caught:
+            HuggingFace(*sets, client="user", tokenizer=name, columns=columns)
+        assert str(caught.value).startswith(message.format(split))
+        assert "\n" not in str(caught.value)
+
+
+def test_a_test_set_of_texts_without_classes(tmp_path: Path) -> None:
+    """Its batches would be of another form than training's. Without classes in training, none are read."""
+    name = folder(tmp_path)
+    bare = rows().remove_columns("label")
+    with pytest.raises(ConfigurationError, match="expected columns label in the test set, too, got text, user: add"):
+        HuggingFace(rows(), bare, client="user", tokenizer=name)
+    (batch,) = HuggingFace(bare, rows(), client="user", tokenizer=name, length=1).val_dataloader()
+    assert [part.tolist() for part in batch] == [[[0], [0], [1]]]
+
+
+def test_numbers_beside_texts(tmp_path: Path) -> None:
+    """Columns that are named, but not as that of the classes, may hold any numbers."""
+    scores = rows(score=[0.5, 1.5, 2.5], both=[[0, 1], [1, 1], [1, 0]])
+    columns = ["text", "score", "both"]
+    data = HuggingFace(scores, scores, client="user", columns=columns, tokenizer=folder(tmp_path), length=1)
+    (batch,) = data.val_dataloader()
+    assert [part.tolist() for part in batch[1:]] == [[0.5, 1.5, 2.5], [[0, 1], [1, 1], [1, 0]]]
