@@ -56,6 +56,9 @@ class ImageClassifier(LightningModule):
         ConfigurationError: ``scheduler_interval`` is neither.
     """
 
+    lower_is_better = ("val/loss", "test/loss")
+    higher_is_better = ("val/top1", "val/top3", "test/top1", "test/top3")
+
     def __init__(
         self,
         network: nn.Module,

@@ -67,6 +67,9 @@ class CausalLM(LightningModule):
             is not in the vocabulary, or a text is longer than the model's positions.
     """
 
+    lower_is_better = ("val/loss", "val/perplexity", "test/loss", "test/perplexity")
+    higher_is_better = ("val/top1", "test/top1")
+
     def __init__(
         self,
         model: str,

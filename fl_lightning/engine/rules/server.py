@@ -18,6 +18,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fl_lightning.better import Better, better_of
 from fl_lightning.engine.federation.clients import TRANSFER_HOOKS
 from fl_lightning.engine.federation.data import ClientIds, FederatedData
 from fl_lightning.engine.module.logged import MetricLog, Spare, examples_in, in_use, spare_metrics
@@ -70,6 +71,8 @@ class Server(LightningModule):
         rounds_done: rounds completed since the run began, resumed ones included.
         rounds_before: rounds of earlier fits, from whose model a second fit goes on.
         seconds_looking: wall time in seconds that the monitors' hooks of FederatedCallback took, except ``loss``.
+        better: which values of a logged metric are better, "lower" or "higher", by its name; None for one of which the
+            client module does not say it.
     """
 
     flat: FlatParameters  # made when a fit begins, since the module must lie on its device
@@ -82,6 +85,7 @@ class Server(LightningModule):
         self.rounds_done = 0
         self.rounds_before = 0
         self.seconds_looking = 0.0
+        self.better: dict[str, Better | None] = {}
         self._state: ModuleState | None = None  # the rest of the global module, while a fit lasts
         self._train_again: Callable[..., Tensor] | None = None  # trains a second model of a client, while a fit lasts
 
@@ -177,6 +181,21 @@ class Server(LightningModule):
         scalar = torch.tensor(value, dtype=torch.get_default_dtype())
         if not log_again(self, name, scalar):
             self.log(name, scalar, prog_bar, logger, on_step=False, on_epoch=True, batch_size=1)
+
+    def note_better(self, name: str, value: Any = None, **how: Any) -> Better | None:
+        """Note which values of a metric that the client module logs are better, and return that.
+
+        Args:
+            name: the metric's name.
+            value: what is logged; None to ask the module alone.
+            how: the arguments of ``LightningModule.log``.
+        """
+        if self.better.get(name) is None:
+            names = [name]
+            if how.get("on_step") or how.get("on_epoch"):
+                names += [f"{name}_step", f"{name}_epoch"]  # Lightning's names for two metrics of one call
+            self.better |= dict.fromkeys(names, better_of(self.client, name, value))
+        return self.better[name]
 
     def log_left_out(self, name: str, clients: Sequence[int]) -> None:
         """Log how many clients a metric leaves out, since it is nan on them; a line names those of the first time."""
@@ -324,6 +343,7 @@ class Server(LightningModule):
         size = 1  # number of examples in the present batch
 
         def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            self.note_better(name, value, **kwargs)
             logged.add(name, value, *args, in_batch=size, **kwargs)
 
         usual = self.client.log
