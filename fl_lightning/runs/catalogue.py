@@ -156,6 +156,16 @@ def better_values(name: str, recorded: Mapping[str, Better | None]) -> Literal["
     return None
 
 
+def corrected(name: str) -> str | None:
+    """Name the metric of the updates as rules have corrected them, given that of the updates as they came.
+
+    >>> corrected("conflict/ratio"), corrected("val/top1")
+    ('conflict/ratio_after', None)
+    """
+    after = name + AFTER
+    return after if after in catalogue() else None
+
+
 def is_item(name: str, prefix: str = ".*") -> bool:
     """Tell whether a metric is ``prefix/<n>``, the value of one client or class among many.
 
