@@ -50,7 +50,7 @@ def _better_of_object(value: Any) -> Better | None:
     if not isinstance(value, Metric) or value.higher_is_better is None:
         return None
     cls = type(value)
-    says = next(base for base in cls.__mro__ if "higher_is_better" in vars(base))
+    says: Any = next(base for base in cls.__mro__ if "higher_is_better" in vars(base))
     if says.compute is not cls.compute:  # what a subclass computes is no longer what its parent spoke of
         return None
     return "higher" if value.higher_is_better else "lower"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -13,14 +13,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Metric, Monitor, Server, check_at_least, log_each
-from fl_lightning.better import Better
 from fl_lightning.callbacks.monitors.training import VALIDATION, check_logged, check_validation_step, short_names
-from fl_lightning.commands import some
 from fl_lightning.engine.federation.clients import remedy
 
 OWN = "own/"
 NAMES = {"top1": "accuracy", "top3": "top-3 accuracy", "loss": "loss"}  # of a classifier's metrics
-BETTER: dict[str, Better] = {"top1": "higher", "top3": "higher", "loss": "lower"}
+BETTER: dict[str, Literal["lower", "higher"]] = {"top1": "higher", "top3": "higher", "loss": "lower"}
 MEASURES = ("mean", "worst", "spread", "gini")
 
 
@@ -255,7 +253,7 @@ class PersonalEvaluation(Monitor):
 
     def _note_better(
         self, orchestrator: Server, prefix: str, name: str, measures: Iterable[str] = ("mean", "worst")
-    ) -> Better | None:
+    ) -> Literal["lower", "higher"] | None:
         """Note which values of a metric's measures are better: those of the metric, as the module logs it.
 
         Args:
@@ -267,7 +265,7 @@ class PersonalEvaluation(Monitor):
         whole = self._whole_names.get(name, f"{VALIDATION}{name}")
         better = orchestrator.note_better(whole)
         ends = ["", "/*", *(f"_{measure}" for measure in measures)]
-        orchestrator.better |= dict.fromkeys([f"{prefix}{name}{end}" for end in ends], better)
+        orchestrator.better.update(dict.fromkeys([f"{prefix}{name}{end}" for end in ends], better))
         if better is None:
             self._unclear[whole] = None
         return better
@@ -276,10 +274,11 @@ class PersonalEvaluation(Monitor):
         """Say once of which metrics the module does not say which values are better."""
         if self._unclear and not self._told:
             self._told = True
-            names = list(self._unclear)
+            first, *others = self._unclear
+            more = f" and {len(others)} more" if others else ""
             rank_zero_warn(
-                f"PersonalEvaluation logs no worst clients by {some(names)}: {type(orchestrator.client).__name__} does "
-                f'not say which values are better; let it have lower_is_better = ("{names[0]}",) or higher_is_better'
+                f"PersonalEvaluation logs no worst clients by {first}{more}: {type(orchestrator.client).__name__} does "
+                f'not say which values are better; let it have lower_is_better = ("{first}",) or higher_is_better'
             )
 
     def _log(self, orchestrator: Server, prefix: str, rows: Mapping[int, Mapping[str, float]]) -> None:

@@ -71,8 +71,6 @@ class Server(LightningModule):
         rounds_done: rounds completed since the run began, resumed ones included.
         rounds_before: rounds of earlier fits, from whose model a second fit goes on.
         seconds_looking: wall time in seconds that the monitors' hooks of FederatedCallback took, except ``loss``.
-        better: which values of a logged metric are better, "lower" or "higher", by its name; None for one of which the
-            client module does not say it.
     """
 
     flat: FlatParameters  # made when a fit begins, since the module must lie on its device
@@ -85,7 +83,6 @@ class Server(LightningModule):
         self.rounds_done = 0
         self.rounds_before = 0
         self.seconds_looking = 0.0
-        self.better: dict[str, Better | None] = {}
         self._state: ModuleState | None = None  # the rest of the global module, while a fit lasts
         self._train_again: Callable[..., Tensor] | None = None  # trains a second model of a client, while a fit lasts
 
@@ -182,6 +179,11 @@ class Server(LightningModule):
         if not log_again(self, name, scalar):
             self.log(name, scalar, prog_bar, logger, on_step=False, on_epoch=True, batch_size=1)
 
+    @cached_property
+    def better(self) -> dict[str, Better | None]:
+        """Which values of each metric logged so far are better, by name; None where the client module does not say."""
+        return {}
+
     def note_better(self, name: str, value: Any = None, **how: Any) -> Better | None:
         """Note which values of a metric that the client module logs are better, and return that.
 
@@ -194,7 +196,7 @@ class Server(LightningModule):
             names = [name]
             if how.get("on_step") or how.get("on_epoch"):
                 names += [f"{name}_step", f"{name}_epoch"]  # Lightning's names for two metrics of one call
-            self.better |= dict.fromkeys(names, better_of(self.client, name, value))
+            self.better.update(dict.fromkeys(names, better_of(self.client, name, value)))
         return self.better[name]
 
     def log_left_out(self, name: str, clients: Sequence[int]) -> None:
