@@ -56,9 +56,9 @@ class ImageClassifier(LightningModule):
         ConfigurationError: ``scheduler_interval`` is neither.
     """
 
-    shares_evaluation = (
-        True  # validation_step calls self(images) once, which asks the network alone; see SharedEvaluation
-    )
+    lower_is_better = ("val/loss", "test/loss")
+    higher_is_better = ("val/top1", "val/top3", "test/top1", "test/top3")
+    shares_evaluation = True  # validation_step asks the network alone, by one self(images): see SharedEvaluation
 
     def __init__(
         self,

@@ -65,6 +65,9 @@ class CausalLM(LightningModule):
             up, and neither ``pad`` nor labels say so.
     """
 
+    lower_is_better = ("val/loss", "val/perplexity", "test/loss", "test/perplexity")
+    higher_is_better = ("val/top1", "test/top1")
+
     def __init__(
         self,
         model: str,

@@ -134,9 +134,8 @@ NO_USERS_BUSINESS = {
     # messages and errors in the package's own words
     "fl_lightning.engine.federation.clients": {"remedy", "TRANSFER_HOOKS", "client_fingerprints"},
     "fl_lightning.errors": {"nearest", "values_of"},
-    # files and pictures of the run folder, and what reports make of a metric
+    # files and pictures of the run folder
     "fl_lightning.files": {"whole"},
-    "fl_lightning.runs.catalogue": {"lower_is_better"},
     "fl_lightning.runs.critical_round": {"critical_round"},
     "fl_lightning.runs.pictures": {"draw_cosines", "draw_surfaces"},
     # what peft and transformers have put into a network

@@ -85,7 +85,7 @@ class ClientMonitor(Monitor):
             "Training accuracy",
             "Mean over the clients' local steps, weighted by their examples.",
             percent=True,
-            quality=True,
+            better="higher",
             panel="local training accuracy",
         ),
         Metric(

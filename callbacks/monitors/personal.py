@@ -1,26 +1,28 @@
 """PersonalEvaluation: how well the models serve each client."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Metric, Monitor, Server, check_at_least, log_each
-from fl_lightning.callbacks.monitors.training import check_logged, check_validation_step
+from fl_lightning.callbacks.monitors.training import VALIDATION, check_logged, check_validation_step, short_names
 from fl_lightning.engine.federation.clients import remedy
-from fl_lightning.runs.catalogue import lower_is_better
 
 OWN = "own/"
 NAMES = {"top1": "accuracy", "top3": "top-3 accuracy", "loss": "loss"}  # of a classifier's metrics
+BETTER: dict[str, Literal["lower", "higher"]] = {"top1": "higher", "top3": "higher", "loss": "lower"}
+MEASURES = ("mean", "worst", "spread", "gini")
 
 
-def over_clients(values: Tensor, largest_is_worst: bool) -> dict[str, float]:
+def over_clients(values: Tensor, largest_is_worst: bool | None) -> dict[str, float]:
     """Summarise a metric over K clients, each counted once.
 
     >>> import torch
@@ -30,16 +32,18 @@ def over_clients(values: Tensor, largest_is_worst: bool) -> dict[str, float]:
 
     Args:
         values: (K,) the metric of each client, K at least 1.
-        largest_is_worst: whether the largest value is the worst, as for losses.
+        largest_is_worst: whether the largest value is the worst, as for losses; None if that is not known.
 
     Returns:
-        ``mean``; ``worst``, the mean of the ⌈K/10⌉ worst values; ``spread``, the standard deviation of the K values
-        (divided by K, not K-1); ``gini``, Gini's coefficient, half of the mean difference of two values, in means.
+        ``mean``; ``worst``, the mean of the ⌈K/10⌉ worst values, if it is known which are; ``spread``, the standard
+        deviation of the K values (divided by K, not K-1); ``gini``, Gini's coefficient, half of the mean difference of
+        two values, in means.
     """
     gini = float((values[:, None] - values).abs().mean() / 2 / values.mean().abs()) if values.any() else 0.0
-    worst = values.topk(-(-len(values) // 10), largest=largest_is_worst).values
-    summary = {"mean": float(values.mean()), "worst": float(worst.mean()), "spread": float(values.std(correction=0))}
-    return {**summary, "gini": gini}
+    summary = {"mean": float(values.mean())}
+    if largest_is_worst is not None:
+        summary["worst"] = float(values.topk(-(-len(values) // 10), largest=largest_is_worst).values.mean())
+    return {**summary, "spread": float(values.std(correction=0)), "gini": gini}
 
 
 def _metrics(group: str, title: str, caption: str) -> Iterator[Metric]:
@@ -49,11 +53,12 @@ def _metrics(group: str, title: str, caption: str) -> Iterator[Metric]:
     for name, called in NAMES.items():
         whole, percent = f"{title} {called}", name != "loss"
         panel = whole.lower()
-        yield Metric(f"{group}/{name}/<k>", panel, percent=percent, quality=True, panel=f"{panel} of clients")
+        yield Metric(f"{group}/{name}/<k>", panel, percent=percent, better=BETTER[name], panel=f"{panel} of clients")
         for measure, words in over.items():
             about = f"{caption}: {words}, each client counted once."
+            better = BETTER[name] if measure in ("mean", "worst") else ""  # equal clients may be equally bad
             yield Metric(
-                f"{group}/{name}_{measure}", f"{whole}: {words}", about, percent=percent, quality=True, panel=panel
+                f"{group}/{name}_{measure}", f"{whole}: {words}", about, percent=percent, better=better, panel=panel
             )
 
 
@@ -63,11 +68,23 @@ def _domain_metrics() -> Iterator[Metric]:
     for name, called in NAMES.items():
         percent = name != "loss"
         panel = f"{called} by domain"
-        yield Metric(f"domain/{name}/<name>", panel, percent=percent, quality=True, panel=panel)
+        better = BETTER[name]
+        yield Metric(f"domain/{name}/<name>", panel, percent=percent, better=better, panel=panel)
         for measure, words in over.items():
             title = f"{called.capitalize()} by domain: {words}"
             about = "The global model on the test examples of each domain, each domain counted once."
-            yield Metric(f"domain/{name}_{measure}", title, about, percent=percent, quality=True, panel=panel)
+            yield Metric(f"domain/{name}_{measure}", title, about, percent=percent, better=better, panel=panel)
+
+
+def _taken(names: Collection[str]) -> set[str]:
+    """Return the names of metrics that would stand for something else, too: a measure or a client of another metric."""
+    taken = {"new"}
+    for name in names:
+        taken |= {f"{name}_{measure}" for measure in MEASURES}
+        metric, _, number = name.rpartition("/")
+        if metric in names and number.isdigit():
+            taken.add(name)
+    return taken
 
 
 class PersonalEvaluation(Monitor):
@@ -117,7 +134,7 @@ class PersonalEvaluation(Monitor):
                 f"{group}/{name}",
                 f"{title} {called}: mean by examples",
                 percent=name != "loss",
-                quality=True,
+                better=BETTER[name],
                 panel=f"{title} {called}".lower(),
                 paper="personal_top1" if (group, name) == ("personal", "top1") else "",
             )
@@ -137,6 +154,9 @@ class PersonalEvaluation(Monitor):
     def __init__(self, every: int = 1) -> None:
         check_at_least(1, every=every)
         self.every = every
+        self._whole_names: dict[str, str] = {}  # as the module logs them, by the names in which val/ is left out
+        self._unclear: dict[str, None] = {}  # metrics of which the module does not say which values are better
+        self._told = False  # that there are some
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -174,12 +194,12 @@ class PersonalEvaluation(Monitor):
         self._log_domains(orchestrator, domains)
         if not here:
             self._log(orchestrator, OWN, self._own(cohort))
-        if not by_client and (domains or not here):
-            return
-        check_logged(self, orchestrator, by_client)
-        self._log(orchestrator, "held_out/", held_out)
-        self._log(orchestrator, OWN, self._own(cohort))
-        self._log_personal(orchestrator, by_client)
+        if by_client or (here and not domains):
+            check_logged(self, orchestrator, by_client)
+            self._log(orchestrator, "held_out/", held_out)
+            self._log(orchestrator, OWN, self._own(cohort))
+            self._log_personal(orchestrator, by_client)
+        self._tell_unclear(orchestrator)
 
     def _own(self, cohort: Cohort) -> dict[int, dict[str, float]]:
         """Collect what the participants' own models did on what the participants hold out."""
@@ -198,12 +218,14 @@ class PersonalEvaluation(Monitor):
         for name in dict.fromkeys(name for row in by_domain.values() for name in row):
             values = {domain: row[name] for domain, row in by_domain.items() if name in row}
             log_each(orchestrator, f"domain/{name}", values, values.values())
-            worst = max if lower_is_better(name) else min
+            better = self._note_better(orchestrator, "domain/", name, ("mean", "worst", "left_out"))
             trained = [value for domain, value in values.items() if domain not in data.leave_out]
             left_out = [value for domain, value in values.items() if domain in data.leave_out]
             if trained:
                 orchestrator.log_round(f"domain/{name}_mean", fmean(trained))
-                orchestrator.log_round(f"domain/{name}_worst", worst(trained))
+                if better is not None:
+                    worst = max(trained) if better == "lower" else min(trained)
+                    orchestrator.log_round(f"domain/{name}_worst", worst)
             if left_out:
                 orchestrator.log_round(f"domain/{name}_left_out", fmean(left_out))
 
@@ -215,8 +237,8 @@ class PersonalEvaluation(Monitor):
             with orchestrator.at(*orchestrator.personal_model(client)):
                 rows[client] = self._evaluate(orchestrator, partial(orchestrator.data.held_out_batches, client))
         self._log(orchestrator, "personal/", rows)
-        for name in rows[clients[0]]:
-            known = {client: row[name] for client, row in rows.items() if not math.isnan(row[name])}
+        for name in dict.fromkeys(name for row in rows.values() for name in row):
+            known = {client: row[name] for client, row in rows.items() if not math.isnan(row.get(name, math.nan))}
             sizes = orchestrator.data.sizes[list(known)].double()
             values = torch.tensor(list(known.values()), dtype=torch.float64)
             orchestrator.log_round(f"personal/{name}", float(sizes @ values / sizes.sum()))
@@ -225,7 +247,39 @@ class PersonalEvaluation(Monitor):
     def _evaluate(self, orchestrator: Server, held_out: Callable[[], Iterable[Any]]) -> dict[str, float]:
         with orchestrator.server_side("held out"):
             logged = orchestrator.evaluate(held_out())
-        return {name.split("/", 1)[-1]: value for name, value in logged.items()}
+        short = short_names(logged, _taken([name.removeprefix(VALIDATION) for name in logged]))
+        self._whole_names |= {short[name]: name for name in logged}
+        return {short[name]: value for name, value in logged.items()}
+
+    def _note_better(
+        self, orchestrator: Server, prefix: str, name: str, measures: Iterable[str] = ("mean", "worst")
+    ) -> Literal["lower", "higher"] | None:
+        """Note which values of a metric's measures are better: those of the metric, as the module logs it.
+
+        Args:
+            orchestrator: the orchestrator.
+            prefix: beginning of the names that are logged.
+            name: the metric's name after the prefix.
+            measures: endings of the measures.
+        """
+        whole = self._whole_names.get(name, f"{VALIDATION}{name}")
+        better = orchestrator.note_better(whole)
+        ends = ["", "/*", *(f"_{measure}" for measure in measures)]
+        orchestrator.better.update(dict.fromkeys([f"{prefix}{name}{end}" for end in ends], better))
+        if better is None:
+            self._unclear[whole] = None
+        return better
+
+    def _tell_unclear(self, orchestrator: Server) -> None:
+        """Say once of which metrics the module does not say which values are better."""
+        if self._unclear and not self._told:
+            self._told = True
+            first, *others = self._unclear
+            more = f" and {len(others)} more" if others else ""
+            rank_zero_warn(
+                f"PersonalEvaluation logs no worst clients by {first}{more}: {type(orchestrator.client).__name__} does "
+                f'not say which values are better; let it have lower_is_better = ("{first}",) or higher_is_better'
+            )
 
     def _log(self, orchestrator: Server, prefix: str, rows: Mapping[int, Mapping[str, float]]) -> None:
         """Log metrics by client and over the clients that have a value; one that holds nothing out has no metrics."""
@@ -236,5 +290,7 @@ class PersonalEvaluation(Monitor):
                 orchestrator.log_left_out(f"{prefix}{name}", [client for client in found if client not in known])
             log_each(orchestrator, f"{prefix}{name}", known, known.values())
             values = torch.tensor(list(known.values()) or [math.nan], dtype=torch.float64)
-            for measure, value in over_clients(values, lower_is_better(name)).items():
+            better = self._note_better(orchestrator, prefix, name)
+            largest_is_worst = None if better is None else better == "lower"
+            for measure, value in over_clients(values, largest_is_worst).items():
                 orchestrator.log_round(f"{prefix}{name}_{measure}", value)

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from fl_lightning.better import add_options
 from fl_lightning.commands import CommandParser
 from fl_lightning.runs.folder.files import check_folder
 
@@ -32,6 +33,7 @@ def report_arguments(args: Sequence[str]) -> Namespace:
         help="value of the metric: the rounds, bytes and time to reach it are compared (default: about the baseline's "
         "last value)",
     )
+    add_options(parser)
     options = parser.parse_args(args[1:])
     for folder in options.run:
         check_folder(Path(folder))

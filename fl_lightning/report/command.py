@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fl_lightning.better import better_in
 from fl_lightning.commands import counted
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.inside import inside
@@ -23,7 +24,7 @@ from fl_lightning.runs.reader import Run, read_runs
 def command(args: Sequence[str]) -> int:
     """Run ``report …`` and return the exit status, 0."""
     options = report_arguments(args)
-    runs = read_runs(map(Path, options.run))
+    runs = read_runs(map(Path, options.run), better_in(options.lower_is_better, options.higher_is_better))
     if len(options.run) > 1 or options.names:
         # The user has named the folders one by one, or the methods: all runs are compared in one part of the page.
         every = [Experiment("", *group(runs, options.names or ()))]

@@ -20,7 +20,7 @@ from fl_lightning.report.drawing import on_page
 from fl_lightning.report.elements import Chart, Content, OtherAxis, Section, for_scripts
 from fl_lightning.report.templates import environment
 from fl_lightning.report.templates import render as render_template
-from fl_lightning.runs.catalogue import AFTER, catalogue, is_item
+from fl_lightning.runs.catalogue import catalogue, corrected, is_item
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
 
 HERE = Path(__file__).parent
@@ -214,7 +214,7 @@ def metrics_of_section(section: str, metrics: Iterable[str]) -> list[str]:
         return group in groups if groups else group not in of_other_sections
 
     chosen = [name for name in metrics if belongs(name)]
-    after_correction = {name + AFTER for name in chosen}
+    after_correction = {corrected(name) for name in chosen}
     alone = [name for name in chosen if name not in after_correction]
     return sorted(alone, key=lambda metric: order.get(metric, len(order)))
 

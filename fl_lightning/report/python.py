@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fl_lightning.better import better_in
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.compared import comparison, verdict
 from fl_lightning.report.compared.experiments import Experiment, experiments
@@ -55,20 +56,25 @@ class Result:
         return others[0].apart["mean"].p
 
 
-def load_runs(folder: str | Path) -> list[Run]:
+def load_runs(
+    folder: str | Path, lower_is_better: Iterable[str] = (), higher_is_better: Iterable[str] = ()
+) -> list[Run]:
     """Read a run folder, or all run folders within a folder, by experiment and then by the time when they began.
 
     Args:
         folder: the folder, such as ``runs/mine``.
+        lower_is_better: metrics of which lower values are better, if their runs do not say so.
+        higher_is_better: metrics of which higher values are better, if their runs do not say so.
 
     Returns:
         The runs, each with its ``metrics`` (a DataFrame, a row for each round), ``settings``, ``seed``, ``method`` and
         ``path``.
 
     Raises:
-        ConfigurationError: the folder is missing or holds no run, or a file of a run is damaged.
+        ConfigurationError: the folder is missing or holds no run, a file of a run is damaged, or a name is in both
+            lists.
     """
-    return read_runs([Path(folder)])
+    return read_runs([Path(folder)], better_in(lower_is_better, higher_is_better))
 
 
 def compare(runs: Sequence[Run], metric: str | None = None, baseline: str | None = None) -> Result:

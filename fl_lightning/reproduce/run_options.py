@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from fl_lightning.better import Better, add_options, better_in
 from fl_lightning.commands import CommandParser, whole_number
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.configs import check_options
@@ -42,6 +43,7 @@ class RunOptions:
         shorter: an option of the command that makes the runs shorter, to name where a run takes long; "" for none.
         on: file that says on which cluster the runs are trained; None for this machine.
         shard: which share of the runs this command trains, and of how many: (0, 1) for all runs.
+        better: which values of metrics are better, by name, whatever the runs say.
     """
 
     line: str
@@ -54,6 +56,7 @@ class RunOptions:
     shorter: str = ""
     on: Path | None = None
     shard: tuple[int, int] = (0, 1)
+    better: Mapping[str, Better] = field(default_factory=dict)
 
 
 def read_options(
@@ -89,6 +92,7 @@ def read_options(
         dry_run=asked.dry_run,
         on=asked.on,
         shard=asked.shard,
+        better=better_in(asked.lower_is_better, asked.higher_is_better),
     )
 
 
@@ -112,6 +116,7 @@ def _add_options(parser: CommandParser, name: str) -> None:
         action="store_true",
         help="look for callbacks and data, print the number of runs and, once runs have begun, the time; train nothing",
     )
+    add_options(parser)
     parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
+from fl_lightning.better import Better
 from fl_lightning.runs.folder.yaml_text import read_yaml
 
 
@@ -33,7 +34,8 @@ class Metric:
         caption: meaning of the metric, in a sentence.
         formula: definition for the documentation, in Markdown: a formula and its source.
         percent: whether the metric is a share, shown in per cent.
-        quality: whether more or less of it is better, as of loss and accuracy; :func:`lower_is_better` tells which.
+        better: values of the metric that are better, "lower" as of a loss or "higher" as of an accuracy; "" if neither,
+            as of a conflict ratio.
         panel: title of the W&B panel that draws the metric; "" for none.
         paper: name of the metric in the papers' tables, which print shares in per cent; "" if no table has the metric.
         axis: title of the metric's axis in a figure; "" for the metric's name.
@@ -44,7 +46,7 @@ class Metric:
     caption: str = ""
     formula: str = ""
     percent: bool = False
-    quality: bool = False
+    better: Literal["lower", "higher", ""] = ""
     panel: str = ""
     paper: str = ""
     axis: str = ""
@@ -63,8 +65,7 @@ GROUPS: Final = (
     *("val", "train", "global_train", "test", "conflict", "coherence", "updates", "fedlaw", "clients", "personal"),
     *("held_out", "own", "domain", "cohort", "weights", "imbalance", "hessian", "parameters", "", "bytes", "time"),
 )
-# Short names of losses and errors, of which less is better.
-ERRORS: Final = frozenset({"mae", "mse", "rmse", "mape", "nll", "perplexity", "ppl", "bpc", "wer", "cer", "ece"})
+LOADER: Final = re.compile(r"/dataloader_idx_\d+$")  # which Lightning adds where there are several data loaders
 
 
 @cache
@@ -128,26 +129,41 @@ def axis_title(name: str) -> str:
     return f"{title} (%)" if title and factor != 1 else title or name
 
 
-def lower_is_better(name: str) -> bool:
-    """Tell whether lower values of a metric are better, judged by its name: a loss, an error, or a short name of one.
+def better_values(name: str, recorded: Mapping[str, Better | None]) -> Literal["lower", "higher", ""] | None:
+    """Tell which values of a metric are better, never judging by words in its name.
 
-    >>> lower_is_better("val/huber_loss"), lower_is_better("held_out/mae_worst"), lower_is_better("val/maestro")
-    (True, True, False)
+    >>> better_values("val/loss", {}), better_values("conflict/ratio", {}), better_values("val/bce", {})
+    ('lower', '', None)
+    >>> better_values("val/bce", {"val/bce": "lower"}), better_values("val/loss", {"val/loss": None})
+    ('lower', None)
+
+    Args:
+        name: the metric's name.
+        recorded: what the run's module, or the user, says of metrics by name, None where it says nothing; a name may be
+            ``prefix/*``. Only metrics that are not in there are looked up in the catalogue, by their whole names.
+
+    Returns:
+        "lower" or "higher"; "" if neither is better; None if nobody says.
     """
-    name = name.lower()
-    return "loss" in name or "error" in name or not ERRORS.isdisjoint(re.findall("[a-z]+", name))
+    name = LOADER.sub("", name)
+    of_each = f"{name.rpartition('/')[0]}/*"
+    for key in (name, of_each):
+        if key in recorded:
+            return recorded[key]
+    for key in (name, of_each):
+        if key in catalogue():
+            return catalogue()[key].better
+    return None
 
 
-def is_quality(name: str) -> bool:
-    """Whether more or less of a metric is better: loss and accuracy are qualities, a conflict ratio or γ is not.
+def corrected(name: str) -> str | None:
+    """Name the metric of the updates as rules have corrected them, given that of the updates as they came.
 
-    A group with declared qualities holds qualities alone, such as those that a module of one's own logs.
-
-    >>> is_quality("val/top1"), is_quality("held_out/f1_mean"), is_quality("conflict/ratio")
-    (True, True, False)
+    >>> corrected("conflict/ratio"), corrected("val/top1")
+    ('conflict/ratio_after', None)
     """
-    group = name.partition("/")[0]
-    return any(metric.quality for metric in catalogue().values() if metric.name.partition("/")[0] == group)
+    after = name + AFTER
+    return after if after in catalogue() else None
 
 
 def is_item(name: str, prefix: str = ".*") -> bool:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.better import VALUES, Better
+from fl_lightning.commands import some
+from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.inside import inside, within
-from fl_lightning.runs.catalogue import is_item
+from fl_lightning.runs.catalogue import better_values, is_item
 from fl_lightning.runs.config.settings import RULES, method_name, named_settings, seed_of
 from fl_lightning.runs.folder.files import (
     ARRAYS,
+    BETTER,
     CONFIG,
     ENVIRONMENT,
     MEND,
@@ -46,12 +49,14 @@ class Run:
 
     Attributes:
         folder: the run folder.
+        said: which values of metrics are better, by name, as the user says, whatever the run folder says.
 
     Raises:
         ConfigurationError: on access, if the file is damaged, or ``metrics.csv`` is missing.
     """
 
     folder: Path
+    said: Mapping[str, Better] = field(default_factory=dict)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -129,6 +134,20 @@ class Run:
     def names(self) -> list[str]:
         """The names of the run's metrics: the columns of ``metrics.csv`` without ``round``."""
         return [str(name) for name in self.metrics]
+
+    def better(self, metric: str) -> Literal["lower", "higher", ""] | None:
+        """Tell which values of a metric are better; "" if neither, None if nobody says, see :func:`better_values`."""
+        return better_values(metric, {**self.recorded_better, **self.said})
+
+    @cached_property
+    def recorded_better(self) -> Mapping[str, Better | None]:
+        """Content of ``better.yaml``: which values of metrics are better, as the module that logs them says."""
+        content = read_mapping(self.folder, BETTER)
+        for name, values in content.items():
+            if values not in (*VALUES, None):
+                came = f"expected lower, higher or null as {name}, got {values!r}"
+                raise ConfigurationError(f"{self.folder / BETTER} is damaged: {came}; {MEND}")
+        return content
 
     def items(self, prefix: str) -> pd.DataFrame:
         """Select the columns ``prefix/<n>`` of metrics.csv, named n, ascending, without rounds that have no value."""
@@ -243,22 +262,40 @@ def load(path: Path, *names: str) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def read_runs(paths: Iterable[Path]) -> list[Run]:
+def read_runs(paths: Iterable[Path], said: Mapping[str, Better] | None = None) -> list[Run]:
     """Read run folders, and all run folders within other folders, each once.
 
     The runs of a folder are sorted by experiment, and within an experiment by the time when they began.
 
+    Args:
+        paths: the folders.
+        said: which values of metrics are better, see :class:`Run`.
+
     Raises:
-        ConfigurationError: a folder is missing or holds no run, or a file of a run is damaged.
+        ConfigurationError: a folder is missing or holds no run, a file of a run is damaged, or no run has a metric that
+            ``said`` names.
     """
     folders: dict[Path, Path] = {}  # by what they resolve to, so that each is read once
     for path in paths:
         for folder in sorted(folders_in(path), key=_place):
             folders[folder.resolve()] = folder
-    runs = [Run(folder) for folder in folders.values()]
+    runs = [Run(folder, said or {}) for folder in folders.values()]
     for run in runs:  # read now, so that a damaged file is found before any work is done
-        _ = run.config, run.metrics, run.timings, run.environment
+        _ = run.config, run.metrics, run.timings, run.environment, run.recorded_better
+    _check_logged(said or {}, runs)
     return runs
+
+
+def _check_logged(said: Iterable[str], runs: Sequence[Run]) -> None:
+    """Refuse the name of a metric that no run has."""
+    logged = {name for run in runs for name in run.names}
+    for name in said:
+        if name not in logged:
+            near = nearest(name, logged)
+            hint = f"did you mean {near}?" if near else f"they have {some(sorted(logged))}"
+            raise ConfigurationError(
+                f"lower_is_better and higher_is_better name metrics of the runs, got {name}: {hint}"
+            )
 
 
 def _place(folder: Path) -> tuple[Any, ...]:

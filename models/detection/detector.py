@@ -75,6 +75,9 @@ class Detector(LightningModule):
             the targets do not fit the model.
     """
 
+    lower_is_better = ("val/loss", "test/loss")
+    higher_is_better = ("val/map50", "test/map50")
+
     def __init__(
         self,
         network: nn.Module,

@@ -130,6 +130,7 @@ def test_run_folder_layout(monitored: tuple[Path, str]) -> None:
     folder, out = monitored
     assert sorted(str(path.relative_to(folder / RUN)) for path in (folder / RUN).rglob("*") if path.is_file()) == [
         "arrays/partition.npz",
+        "better.yaml",
         "checkpoints/best.ckpt",
         "checkpoints/last.ckpt",
         "config.yaml",

@@ -39,6 +39,7 @@ def write(
     config: Mapping[str, Any] | None = None,
     timings: Mapping[str, Sequence[float]] | None = None,
     environment: Mapping[str, Any] | None = None,
+    better: Mapping[str, str | None] | None = None,
     **arrays: Mapping[str, Any],
 ) -> Path:
     """A run folder: columns of metrics.csv and timings.csv by name, rounds from 1, "" for an empty cell; arrays.
@@ -57,7 +58,7 @@ def write(
             with (folder / f"{name}.csv").open("w", newline="") as file:
                 rows = zip(*columns.values(), strict=True)
                 csv.writer(file).writerows([["round", *columns], *([n, *row] for n, row in enumerate(rows, 1))])
-    for name, content in (("config", config), ("environment", environment)):
+    for name, content in (("config", config), ("environment", environment), ("better", better)):
         if content:
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
     if arrays:

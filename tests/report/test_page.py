@@ -100,6 +100,14 @@ def test_what_a_run_is_called_cannot_break_the_page(tmp_path: Path) -> None:
     assert list(curves(charts(page)["val-loss"])) == [name]
 
 
+def test_a_users_two_metrics_have_two_charts(tmp_path: Path) -> None:
+    """Before and after what, a name does not tell: no rule has corrected this accuracy."""
+    values = {"val/acc": [0.5, 0.4], "val/acc_after": [0.6, 0.7]}
+    drawn = charts(report(write(tmp_path / "run", values, config()), out=tmp_path / "page.html"))
+    assert list(curves(drawn["val-acc"]).values()) == [[0.5, 0.4]]
+    assert list(curves(drawn["val-acc-after"]).values()) == [[0.6, 0.7]]
+
+
 def test_before_and_after_correction_share_a_chart(tmp_path: Path) -> None:
     """GH changes the ratio of its second round; FedAvg corrects nothing, so that its one line stands for both."""
     before = {"conflict/ratio": [0.5, 0.4], "conflict/min_cosine": [-0.5, -0.4]}

@@ -49,6 +49,41 @@ def test_compare_says_what_the_command_says(tmp_path: Path, monkeypatch: pytest.
     assert Path("mine/report.html").read_bytes() == Path("command.html").read_bytes()
 
 
+def test_the_user_says_which_values_are_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedNova's values are higher; the command, the page and Python say the same of them."""
+    monkeypatch.chdir(tmp_path)
+    for rule, accuracies in {"": BASE, "FedNova": OTHER}.items():
+        for seed, values in enumerate(accuracies, 1):
+            rules = [rule] if rule else []
+            write(tmp_path / f"{rule}{seed}", {"val/bce": values}, config(*rules, seed=seed))
+    none = run("report", ".")
+    assert none.out.splitlines()[1].startswith("No verdict: the runs do not say which values of val/bce are better")
+    assert "beats" not in none.out + Path("report.html").read_text()
+    lower = run("report", ".", "--lower_is_better", "val/bce").out.splitlines()[1]
+    assert lower.startswith("FedNova falls short of FedAvg by")
+    assert "FedNova falls short of FedAvg by +0.103" in Path("report.html").read_text()
+    higher = run("report", ".", "--higher_is_better", "val/bce").out.splitlines()[1]
+    assert higher.startswith("FedNova beats FedAvg by")
+    assert compare(load_runs(".", lower_is_better=["val/bce"])).verdict == lower
+    assert compare(load_runs(".", higher_is_better=["val/bce"])).verdict == higher
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--lower_is_better val/bec", "name metrics of the runs, got val/bec: did you mean val/bce?"),
+        ("--lower_is_better val/bce --higher_is_better val/bce", "val/bce cannot be in lower_is_better and in"),
+        ("--target 0.5", "target: it is not known which values of val/bce are better than 0.5: give --lower_is_better"),
+    ],
+)
+def test_what_is_said_must_make_sense(tmp_path: Path, options: str, message: str) -> None:
+    write(tmp_path / "run", {"val/bce": [0.5]}, config())
+    result = run("report", tmp_path, *options.split())
+    assert result.status == 2
+    assert message in result.err
+    assert len(result.err.strip().splitlines()) == 1
+
+
 def test_a_baseline_can_be_named_by_its_rules_and_their_arguments(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         for mu, values in ((0.1, BASE), (1.0, OTHER)):

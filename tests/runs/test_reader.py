@@ -92,6 +92,8 @@ def test_the_torn_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
         ("config.yaml", b"trainer: ["),
         ("config.yaml", b"a list"),
         ("environment.yaml", b"\xff\xfe\xff"),
+        ("better.yaml", b"val/top1: larger"),
+        ("better.yaml", b"val/top1: ["),
         ("arrays/cosines_1.npz", b"PK\x03\x04"),
         ("arrays/partition.npz", b""),
     ],

@@ -208,6 +208,7 @@ class ClientHost(Server):
     # Replacements for the client module's own methods
 
     def _client_log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        self.note_better(name, value, **kwargs)
         if self.shown.run is not None:
             self.shown.logs.log(name, value, *args, **kwargs)
         elif not self.trainer.training:  # else the server trains on its proxy set; such losses are dropped

@@ -18,6 +18,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from typing_extensions import override
 
+from fl_lightning.better import Better, better_of
 from fl_lightning.engine.federation.clients import TRANSFER_HOOKS
 from fl_lightning.engine.federation.data import ClientIds, FederatedData
 from fl_lightning.engine.module.logged import MetricLog, Spare, examples_in, in_use, spare_metrics
@@ -178,6 +179,26 @@ class Server(LightningModule):
         if not log_again(self, name, scalar):
             self.log(name, scalar, prog_bar, logger, on_step=False, on_epoch=True, batch_size=1)
 
+    @cached_property
+    def better(self) -> dict[str, Better | None]:
+        """Which values of each metric logged so far are better, by name; None where the client module does not say."""
+        return {}
+
+    def note_better(self, name: str, value: Any = None, **how: Any) -> Better | None:
+        """Note which values of a metric that the client module logs are better, and return that.
+
+        Args:
+            name: the metric's name.
+            value: what is logged; None to ask the module alone.
+            how: the arguments of ``LightningModule.log``.
+        """
+        if self.better.get(name) is None:
+            names = [name]
+            if how.get("on_step") or how.get("on_epoch"):
+                names += [f"{name}_step", f"{name}_epoch"]  # Lightning's names for two metrics of one call
+            self.better.update(dict.fromkeys(names, better_of(self.client, name, value)))
+        return self.better[name]
+
     def log_left_out(self, name: str, clients: Sequence[int]) -> None:
         """Log how many clients a metric leaves out, since it is nan on them; a line names those of the first time."""
         count = f"left_out/{name}"
@@ -324,6 +345,7 @@ class Server(LightningModule):
         size = 1  # number of examples in the present batch
 
         def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            self.note_better(name, value, **kwargs)
             logged.add(name, value, *args, in_batch=size, **kwargs)
 
         usual = self.client.log

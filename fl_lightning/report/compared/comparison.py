@@ -6,15 +6,17 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
+from fl_lightning.better import Better, how_to_say
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.report.compared.long_table import values_by_round
-from fl_lightning.report.compared.methods import Method, logged
+from fl_lightning.report.compared.methods import Method, better_values, logged
 from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm, interval, p_other, paired
-from fl_lightning.runs.catalogue import catalogue, is_item, lower_is_better
+from fl_lightning.runs.catalogue import catalogue, is_item
 from fl_lightning.runs.config.settings import RULES
 from fl_lightning.runs.reader import Run
 
@@ -77,6 +79,7 @@ class Comparison:
     Attributes:
         problem: name of the problem; "" if there is one only.
         metric: name of the metric.
+        better: values of the metric that are better, "lower" or "higher"; "" if neither, None if nobody says.
         target: value of the metric whose cost is compared; nan if no cost is compared.
         baseline: the method that the others are compared with.
         standings: one entry per method, in the methods' order.
@@ -84,6 +87,7 @@ class Comparison:
 
     problem: str
     metric: str
+    better: Literal["lower", "higher", ""] | None
     target: float
     baseline: Method
     standings: Sequence[Standing]
@@ -107,13 +111,15 @@ def compare(
         metric: name of the metric; by default that of :func:`default_metric`.
         baseline: name of a method; by default the method with the rules FedAvg, or else each problem's first method.
         target: value of the metric whose cost is compared; by default the baseline's last value, rounded to two
-            significant digits, to the worse side; none if guessing a class is as accurate.
+            significant digits, to the worse side; none if guessing a class is as accurate. There is no target of a
+            metric of which no values are better.
 
     Returns:
         One comparison per problem; none if no run has any metric.
 
     Raises:
-        ConfigurationError: no run has the metric, or no method has the baseline's name.
+        ConfigurationError: no run has the metric, no method has the baseline's name, or a target is given of a metric
+            of which no values are better.
     """
     known = logged(methods)
     if not known:
@@ -158,15 +164,21 @@ def _is_called(method: Method, name: str) -> bool:
 def _on(problem: str, methods: Sequence[Method], metric: str, baseline: str | None, target: float | None) -> Comparison:
     """Compare the methods that are tried on one problem."""
     base = _baseline_of(methods, baseline)
+    better = better_values(methods, metric)
     if target is None:
-        target = _usual_target(base, metric)
+        target = _usual_target(base, metric, better) if better else math.nan
+    elif not better:
+        raise ConfigurationError(
+            f"target: it is not known which values of {metric} are better than {target:g}: {how_to_say(metric)}"
+        )
     others = [method for method in methods if method is not base]
     apart = [_apart(method, base, metric) for method in others]
     last = _differences([seeds["last"] for seeds in apart])
     mean = _differences([seeds["mean"] for seeds in apart])
     of_base = {other: {"last": last[at], "mean": mean[at]} for at, other in enumerate(others)}
-    standings = [_standing(method, metric, target, of_base.get(method, {})) for method in methods]
-    return Comparison(problem, metric, target, base, standings)
+    is_low = better == "lower"
+    standings = [_standing(method, metric, target, is_low, of_base.get(method, {})) for method in methods]
+    return Comparison(problem, metric, better, target, base, standings)
 
 
 def _baseline_of(methods: Sequence[Method], name: str | None) -> Method:
@@ -207,31 +219,32 @@ def _differences(apart: Sequence[pd.Series]) -> list[Difference]:
     return differences
 
 
-def _usual_target(base: Method, metric: str) -> float:
+def _usual_target(base: Method, metric: str, better: Better) -> float:
     """Round the baseline's last value; nan for an accuracy no better than chance, if the classes are known."""
     last, _ = interval(_last(base, metric))
-    target = _easier(last, metric)
-    top = re.search(r"/top(\d)", metric)
+    target = _easier(last, better)
+    top = re.search(r"/top(\d)", metric) if metric in catalogue() else None
     counts = base.runs[0].partition().get("counts")
-    if top is None or counts is None:
+    if top is None or counts is None or better == "lower":
         return target
     chance = int(top[1]) / counts.shape[1]
     return target if target > chance else math.nan
 
 
-def _easier(value: float, metric: str) -> float:
+def _easier(value: float, better: Better) -> float:
     """Round to two significant digits, to the side that is easier to reach."""
     if value == 0 or not math.isfinite(value):
         return value
     unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
     units = round(value / unit, DIGITS)  # without rounding errors
-    return float(f"{(math.ceil(units) if lower_is_better(metric) else math.floor(units)) * unit:.2g}")
+    easier = math.ceil(units) if better == "lower" else math.floor(units)
+    return float(f"{easier * unit:.2g}")
 
 
-def _standing(method: Method, metric: str, target: float, apart: Mapping[str, Difference]) -> Standing:
+def _standing(method: Method, metric: str, target: float, is_low: bool, apart: Mapping[str, Difference]) -> Standing:
     spent = []
     for position, values in method.series(metric).items():
-        spent.append(_costs(method.runs[position], values, target, lower_is_better(metric)))
+        spent.append(_costs(method.runs[position], values, target, is_low))
     costs = {name: float(np.median([run[name] for run in spent])) for name in COSTS}
     reached = sum(math.isfinite(run["rounds"]) for run in spent)
     means = [values.mean() for values in method.series(metric).values()]
@@ -243,18 +256,18 @@ def _last(method: Method, metric: str) -> pd.Series:
     return method.values(metric).groupby("run")["value"].last()
 
 
-def _costs(run: Run, values: pd.Series, target: float, lower: bool) -> dict[str, float]:
+def _costs(run: Run, values: pd.Series, target: float, is_low: bool) -> dict[str, float]:
     """Compute the rounds, bytes and seconds of training up to the first value as good as the target.
 
     Args:
         run: the run.
         values: the run's values of the metric, by round.
         target: the target; nan for none.
-        lower: whether lower values are better.
+        is_low: whether values as good as the target lie below it, since lower ones are better.
     """
     if math.isnan(target):
         return dict.fromkeys(COSTS, math.nan)
-    there = values.index[(values <= target) if lower else (values >= target)]
+    there = values.index[(values <= target) if is_low else (values >= target)]
     if not len(there):
         return dict.fromkeys(COSTS, math.inf)
     rounds = int(there[0])

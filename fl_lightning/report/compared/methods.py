@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -69,6 +69,12 @@ def every_run(methods: Sequence[Method]) -> list[tuple[str, Run]]:
 def logged(methods: Iterable[Method]) -> list[str]:
     """Return the names of the metrics that any run has, in the order of the runs."""
     return list(dict.fromkeys(name for method in methods for run in method.runs for name in run.names))
+
+
+def better_values(methods: Iterable[Method], metric: str) -> Literal["lower", "higher", ""] | None:
+    """Tell which values of a metric are better, see :meth:`Run.better`; None, too, if the runs do not agree."""
+    said = {run.better(metric) for method in methods for run in method.runs if metric in run.names}
+    return said.pop() if len(said) == 1 else None
 
 
 def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method], list[str]]:

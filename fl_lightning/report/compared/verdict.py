@@ -12,13 +12,14 @@ from typing import Any
 import pandas as pd
 from rich.filesize import decimal
 
+from fl_lightning.better import how_to_say
 from fl_lightning.commands import counted, duration
 from fl_lightning.report.compared.comparison import BASELINE, Comparison, Difference, Standing
 from fl_lightning.report.compared.methods import CONFLICT, Method
 from fl_lightning.report.elements import Table, pipes
 from fl_lightning.report.numbers import NBSP, PER_CENT, as_csv, p_value, with_interval, written
 from fl_lightning.report.statistics import FEWEST_SEEDS
-from fl_lightning.runs.catalogue import AFTER, about, is_quality, lower_is_better
+from fl_lightning.runs.catalogue import AFTER, about
 from fl_lightning.runs.config.settings import RULES
 
 NAMED = 4  # largest number of methods that a sentence names for one reason
@@ -31,10 +32,11 @@ BREAK = "\N{LINE SEPARATOR}"  # in a cell of two lines
 
 
 def verdict(comparison: Comparison) -> str:
-    """Say which methods beat the baseline, by how much and how sure; with fewer than three seeds, give no verdict.
+    """Say which methods beat the baseline, by how much and how sure.
 
-    Of a single method, say what it reaches, and on a second line how to get a baseline if it is none itself. A
-    difference counts if p < 0.05. The text gives differences in the mean over the rounds, then in the last round.
+    There is no verdict with fewer than three seeds, or if nobody says which values of the metric are better. Of a
+    single method, say what it reaches, and on a second line how to get a baseline if it is none itself. A difference
+    counts if p < 0.05. The text gives differences in the mean over the rounds, then in the last round.
     """
     words = _Words(comparison)
     others = comparison.others
@@ -42,6 +44,8 @@ def verdict(comparison: Comparison) -> str:
         said = words.alone(comparison.standings[0])
     elif max(standing.apart["mean"].seeds for standing in others) < FEWEST_SEEDS:
         said = words.too_few()
+    elif comparison.better is None:
+        said = words.unknown()
     elif len(others) == 1:
         said = words.of_one(others[0])
     else:
@@ -88,6 +92,15 @@ class _Words:
         few = f"{counted(most, 'seed')} {'is' if most == 1 else 'are'} too few, at least {FEWEST_SEEDS} are needed"
         return f"No verdict: {few}. Differences to {self.base} in {self.mean}: {', '.join(differences)}."
 
+    def unknown(self) -> str:
+        """Say that nobody says which values are better, how to say it, and which differences there are."""
+        differences = [self.with_difference(standing, "mean") for standing in self.comparison.others]
+        metric = self.comparison.metric
+        return (
+            f"No verdict: the runs do not say which values of {metric} are better: {how_to_say(metric)}. "
+            f"Differences to {self.base} in {self.mean}: {', '.join(differences)} ({self.certainty()})."
+        )
+
     def of_one(self, standing: Standing) -> str:
         """Say whether the only other method beats the baseline."""
         name = standing.method.short
@@ -128,7 +141,7 @@ class _Words:
 
     def best_first(self) -> list[Standing]:
         """Sort the methods other than the baseline by their differences to it in the mean over the rounds."""
-        sign = 1 if lower_is_better(self.comparison.metric) else -1
+        sign = 1 if self.comparison.better == "lower" else -1
         return sorted(self.comparison.others, key=lambda standing: sign * standing.apart["mean"].mean)
 
     def certainty(self) -> str:
@@ -146,18 +159,18 @@ class _Words:
 
     def wins(self, methods: int) -> str:
         """Say what a number of better methods do to the baseline; more of a metric may be neither better nor worse."""
-        if not is_quality(self.comparison.metric):
+        if not self.comparison.better:
             return "are above" if methods > 1 else "is above"
         return "beat" if methods > 1 else "beats"
 
     def loses(self, methods: int) -> str:
         """Say what a number of worse methods do; see :meth:`wins`."""
-        if not is_quality(self.comparison.metric):
+        if not self.comparison.better:
             return "are below" if methods > 1 else "is below"
         return "fall short of" if methods > 1 else "falls short of"
 
     def is_better(self, difference: Difference) -> bool:
-        return (difference.mean > 0) != lower_is_better(self.comparison.metric)
+        return (difference.mean > 0) != (self.comparison.better == "lower")
 
     def with_unit(self, interval: tuple[float, float]) -> str:
         """Write a mean with half the width of its interval, and the unit."""

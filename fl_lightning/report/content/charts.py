@@ -24,7 +24,7 @@ from fl_lightning.report.drawing.plots import BYTES, Axis, Dots, Heat, Line, Lin
 from fl_lightning.report.elements import CELLS, ROWS, Chart, Frame, Frames, FramesOfRun, Table
 from fl_lightning.report.numbers import fewer, plus_minus, rounded, thin, written
 from fl_lightning.report.statistics import interval
-from fl_lightning.runs.catalogue import AFTER, about
+from fl_lightning.runs.catalogue import AFTER, about, corrected
 from fl_lightning.runs.critical_round import critical_round
 from fl_lightning.runs.reader import natural
 
@@ -82,18 +82,19 @@ class Cells:
 def curve(metric: str, methods: Sequence[Method]) -> Chart | None:
     """Draw a metric over the rounds, one line per method; None if no run has the metric. The coherence has marks.
 
-    If runs have the metric after the correction by the rules, too, ``<metric>_after``, both are drawn: the main line is
-    after the correction, and a line with the variant "before correction" is added where the correction changed a value.
+    If runs have the metric after the correction by the rules, too, both are drawn: the main line is after the
+    correction, and a line with the variant "before correction" is added where the correction changed a value.
 
     Args:
         metric: name of the metric in metrics.csv, before the correction.
         methods: all methods of the page.
     """
     known = about(metric)
+    of_corrected = corrected(metric)
     drawn = []
     for method in methods:
         before = method.band(metric)
-        after = method.band(metric + AFTER)
+        after = method.band(of_corrected) if of_corrected else before[:0]
         if not len(after) or _are_alike(before, after):
             drawn.append(Line(method.name, before))
             continue

@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fl_lightning.better import Better, how_to_say
 from fl_lightning.commands import counted, some
 from fl_lightning.report.compared.comparison import Comparison
 from fl_lightning.report.compared.experiments import Experiment
-from fl_lightning.report.compared.methods import Method, differing, every_run, logged
+from fl_lightning.report.compared.methods import Method, better_values, differing, every_run, logged
 from fl_lightning.report.content.charts import LAYER, LAYER_AFTER, in_order
 from fl_lightning.report.content.resources import PARTS
 from fl_lightning.report.elements import Table
 from fl_lightning.report.numbers import PER_CENT, fixed, plus_minus, written
 from fl_lightning.report.statistics import interval, label
-from fl_lightning.runs.catalogue import about, lower_is_better
+from fl_lightning.runs.catalogue import about
 from fl_lightning.runs.config.settings import CLASS, RULES
 
 # Settings that are shown even if all methods share the value.
@@ -57,27 +58,40 @@ TIMES = {"seconds": "seconds per round", **PARTS, "rest": "the rest"}
 
 
 def last_and_best(methods: Sequence[Method]) -> Table:
-    """Tabulate each validation metric after the last and the best round, and test metrics; without any, the loss."""
+    """Tabulate each validation metric after the last and the best round, and test metrics; without any, the loss.
+
+    A metric of which nobody says which values are better has no best round.
+    """
     names = logged(methods)
     metrics = [name for name in names if name.startswith(("val/", TEST))]
     if not metrics:
         metrics = [name for name in names if name == "train/loss"]
+    best = {}
+    for metric in metrics:
+        if not metric.startswith(TEST):
+            best[metric] = better_values(methods, metric)
     head = ["method", "seeds", "rounds"]
     for metric in metrics:
         title = about(metric).title
-        head += [title] if metric.startswith(TEST) else [f"{title}: last", f"{title}: best round"]
+        head.append(title if metric.startswith(TEST) else f"{title}: last")
+        if best.get(metric):
+            head.append(f"{title}: best round")
     rows = []
     for method in methods:
         row = [method.name, _seeds(method), _range(run.rounds[0] for run in method.runs)]
         for metric in metrics:
             row.append(_last_round(method, metric))
-            if not metric.startswith(TEST):
-                row.append(_best_round(method, metric))
+            if better := best.get(metric):
+                row.append(_best_round(method, metric, better))
         rows.append(row)
     caption = "Last and best rounds"
     if any(len(method.runs) > 1 for method in methods):
         caption += ": means over the seeds ± half of the 95 % t interval"
-    return Table(head, rows, f"{caption}. {BEST}")
+    caption = f"{caption}. {BEST}" if any(best.values()) else f"{caption}."
+    for metric, better in best.items():
+        if better is None:
+            caption += f" The runs do not say which values of {metric} are better: {how_to_say(metric)}."
+    return Table(head, rows, caption)
 
 
 def status(methods: Sequence[Method]) -> str:
@@ -115,9 +129,12 @@ def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
 def _best_method(comparison: Comparison) -> list[str]:
     """Write the metric, the method that ended best, and the method's metric after the last and the best round."""
     metric = comparison.metric
-    choose = min if lower_is_better(metric) else max
+    better = comparison.better
+    if not better:
+        return [about(metric).title, "–", "–", "–"]
+    choose = min if better == "lower" else max
     best = choose(comparison.standings, key=lambda standing: standing.last[0]).method
-    return [about(metric).title, best.name, _last_round(best, metric), _best_round(best, metric)]
+    return [about(metric).title, best.name, _last_round(best, metric), _best_round(best, metric, better)]
 
 
 def _range(numbers: Iterable[int]) -> str:
@@ -136,9 +153,9 @@ def _last_round(method: Method, metric: str) -> str:
     return _mean_of(metric, [column.iloc[-1] for column in method.series(metric).values()])
 
 
-def _best_round(method: Method, metric: str) -> str:
+def _best_round(method: Method, metric: str, better: Better) -> str:
     """Write a metric after each seed's best round: mean over the seeds, and half the width of its interval."""
-    choose = "min" if lower_is_better(metric) else "max"
+    choose = "min" if better == "lower" else "max"
     return _mean_of(metric, [column.agg(choose) for column in method.series(metric).values()])
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 
+from fl_lightning.better import Better
 from fl_lightning.commands import counted, duration
 from fl_lightning.files import whole
 from fl_lightning.reproduce.experiments.experiment import Experiment
@@ -42,12 +43,14 @@ class Results:
         pairs: the experiment's cells and jobs.
         table: our runs, see :func:`fl_lightning.reproduce.outcome.numbers.collect`.
         page: the numbers beside the paper's, the findings, the facts and the picture.
+        better: which values of metrics are better, see :class:`RunOptions`.
     """
 
     experiment: Experiment
     pairs: Pairs
     table: pd.DataFrame
     page: tables.Page
+    better: Mapping[str, Better]
 
 
 def write(experiment: Experiment, pairs: Pairs, folder: Path, runs: RunOptions) -> None:
@@ -103,7 +106,7 @@ def _results(
     if changed and len(table) and is_compared_later:
         table = table.assign(**{CHANGED: changed})
     page = tables.Page(experiment, compare(experiment, table), judge(experiment, table), facts, image)
-    return Results(experiment, pairs, table, page)
+    return Results(experiment, pairs, table, page, runs.better)
 
 
 def _write_numbers(results: Results, folder: Path) -> None:
@@ -127,7 +130,7 @@ def _print_tables(results: Results, folder: Path) -> None:
         for table in tables.terminal(results.page):
             console.print(table)
     else:
-        write_comparison(results.experiment, results.pairs, folder, console)
+        write_comparison(results.experiment, results.pairs, results.better, folder, console)
 
 
 # What a folder consists of beside the picture, in the order in which it is written.

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fl_lightning.better import Better
 from fl_lightning.report.compared.comparison import compare
 from fl_lightning.report.compared.experiments import Experiment as Part
 from fl_lightning.report.compared.methods import Method, by_problem, differing
@@ -25,16 +26,19 @@ from fl_lightning.runs.catalogue import metric_and_factor
 FEWEST_COLUMNS = 6  # columns that are never left out: method, values, differences, seeds
 
 
-def write_comparison(experiment: Experiment, pairs: Pairs, folder: Path, console: Console) -> None:
+def write_comparison(
+    experiment: Experiment, pairs: Pairs, better: Mapping[str, Better], folder: Path, console: Console
+) -> None:
     """Print which cell is better by each measure; write ``comparison.csv``, ``.md``, ``.tex`` and ``report.html``.
 
     Args:
         experiment: the user's experiment, which names the measures.
         pairs: cells and jobs, at least one of them finished.
+        better: which values of metrics are better, see :class:`RunOptions`.
         folder: existing folder to write to.
         console: where to print.
     """
-    methods = as_methods(pairs)
+    methods = as_methods(pairs, better)
     logged = {metric for method in methods for run in method.runs for metric in run.names}
     metrics = [metric for metric, _ in map(metric_and_factor, experiment.measures) if metric in logged]
     comparisons = [comparison for metric in metrics for comparison in compare(methods, metric)]
@@ -81,13 +85,14 @@ def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     return width
 
 
-def as_methods(pairs: Pairs) -> list[Method]:
+def as_methods(pairs: Pairs, better: Mapping[str, Better]) -> list[Method]:
     """Make one method of the finished jobs of each cell, named by the labels that tell the cells apart."""
     axes = differing([cell.labels for cell, _ in pairs])
     methods, labels_of = [], {}
     for labels, jobs in finished_by_cell(pairs):
         name = in_words(labels, axes) or "run"
-        methods.append(Method(name, [job.run for job in jobs], jobs[0].run.settings))
+        runs = [replace(job.run, said=better) for job in jobs]
+        methods.append(Method(name, runs, runs[0].settings))
         labels_of[name] = labels
     methods = by_problem(methods)
     return [replace(method, short=_short_name(method, methods, labels_of)) for method in methods]

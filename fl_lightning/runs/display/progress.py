@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from fl_lightning.commands import duration
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.runs.catalogue import AFTER
+from fl_lightning.runs.catalogue import corrected
 from fl_lightning.runs.display.timer import RoundTimer
 from fl_lightning.runs.folder.run_folder import RunFolder
 
@@ -333,7 +333,8 @@ class RoundProgress(ProgressBar):
         shown.sort(key=lambda name: (not name.startswith("val"), ranks.get(name, len(ranks))))
         words = []
         for name in shown:
-            before = f"{float(metrics[name]):.4f}"  # type: ignore[arg-type]
-            after = f"{float(trainer.callback_metrics.get(name + AFTER, metrics[name])):.4f}"  # type: ignore[arg-type]
+            before = after = f"{float(metrics[name]):.4f}"  # type: ignore[arg-type]
+            if (of_corrected := corrected(name)) in trainer.callback_metrics:
+                after = f"{float(trainer.callback_metrics[of_corrected]):.4f}"
             words.append(f"{name} {before}" if after == before else f"{name} {before} → {after}")
         return words

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import lightning
 import torch
@@ -18,6 +18,7 @@ from packaging.version import Version
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.engine.rules.server import Server
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import DAMAGED, is_damaged
 from fl_lightning.inside import inside
@@ -62,16 +63,29 @@ class BestCheckpoint(ModelCheckpoint):
 
     Args:
         monitor: the name of the metric.
-        mode: "max" if higher values are better, "min" if lower values are better.
+        mode: "max" if higher values are better, "min" if lower values are better; None to save the round with the
+            highest value if the module that logs the metric says that higher values are better, else none.
     """
 
-    def __init__(self, monitor: str = "val/top1", mode: str = "max") -> None:
-        super().__init__(filename=BEST, monitor=monitor, mode=mode, enable_version_counter=False)
+    def __init__(self, monitor: str = "val/top1", mode: str | None = None) -> None:
+        super().__init__(filename=BEST, monitor=monitor, mode=mode or "max", enable_version_counter=False)
+        self._asks_module = mode is None
+        self._told = False  # that the module does not say it
 
     @override
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        if self.monitor in monitor_candidates:  # else Lightning would end the run
+        if self.monitor not in monitor_candidates:  # Lightning would end the run
+            return
+        server = cast(Server, trainer.lightning_module)
+        if not self._asks_module or server.better.get(self.monitor) == "higher":
             super()._save_topk_checkpoint(trainer, monitor_candidates)
+        elif not self._told:
+            self._told = True
+            module = type(server.client).__name__
+            rank_zero_warn(
+                f"no {BEST}.ckpt is saved: {module} does not say that higher values of {self.monitor} are better; let "
+                f'it have higher_is_better = ("{self.monitor}",), or add a ModelCheckpoint with a mode'
+            )
 
 
 def _in_folder(state: dict[str, Any], folder: str) -> dict[str, Any]:

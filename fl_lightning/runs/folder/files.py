@@ -15,6 +15,7 @@ from fl_lightning.inside import inside
 from fl_lightning.runs.folder.yaml_text import read_yaml
 
 METRICS = "metrics.csv"  # every run folder has one
+BETTER = "better.yaml"  # which values of its metrics are better; earlier versions wrote none
 TIMINGS = "timings.csv"
 CONFIG, ENVIRONMENT = "config.yaml", "environment.yaml"
 CHECKPOINTS, ARRAYS = "checkpoints", "arrays"

@@ -1,4 +1,4 @@
-"""The run folder ``runs/<experiment>/<version>/``: names its files, takes a free version, writes metrics.csv."""
+"""The run folder ``runs/<experiment>/<version>/``: takes a free version, writes metrics.csv and better.yaml."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
+from fl_lightning.better import Better
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.files import whole
 from fl_lightning.inside import inside, within
-from fl_lightning.runs.folder.files import CHECKPOINTS, METRICS
+from fl_lightning.runs.folder.files import BETTER, CHECKPOINTS, METRICS, read_mapping
 from fl_lightning.runs.folder.lock import Holds, held
 from fl_lightning.runs.folder.metrics_file import MetricsFile, last_lines
 
@@ -64,6 +67,7 @@ class RunFolder(CSVLogger):
         self._row: dict[str, str] = {}
         self._written: dict[str, str] | None = None
         self._file = None
+        self._better: Mapping[str, Better | None] = {}  # as in better.yaml
         if version is not None:
             self._hold()
             within(Path(self.log_dir), CHECKPOINTS)  # where Lightning writes and deletes
@@ -150,6 +154,17 @@ class RunFolder(CSVLogger):
             with self._writing():
                 self._file = self._file or MetricsFile(inside(Path(self.log_dir), METRICS))
                 self._file.add(self._round, self._row)
+
+    @rank_zero_only
+    def write_better(self, better: Mapping[str, Better | None]) -> None:
+        """Add to ``better.yaml`` which values of metrics are better, by name; None where nobody says."""
+        if better.items() <= self._better.items():
+            return
+        with self._writing():
+            folder = Path(self.log_dir)
+            self._better = {**read_mapping(folder, BETTER), **better}
+            with whole(inside(folder, BETTER)) as part:
+                part.write_text(yaml.safe_dump(dict(self._better), allow_unicode=True))
 
     @rank_zero_only
     def drop_after(self, round: int) -> None:

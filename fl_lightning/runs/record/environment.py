@@ -20,13 +20,15 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
+from fl_lightning.better import Better
 from fl_lightning.engine.federation.clients import names_of
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
-from fl_lightning.engine.rules.callback import rules_of
+from fl_lightning.engine.rules.callback import federated, rules_of
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.files import remove_parts, whole
 from fl_lightning.inside import inside
+from fl_lightning.runs.catalogue import Metric, catalogue
 from fl_lightning.runs.config.resuming import TRACKERS, changed_settings, check_unchanged
 from fl_lightning.runs.config.secrets import hidden, hidden_arguments
 from fl_lightning.runs.config.settings import RULES
@@ -82,6 +84,7 @@ class RunTracking(Callback):
     where there are classes, and ``names`` (N,) where clients have names). W&B gets the same facts in its config, and
     MLflow gets the file. W&B, TensorBoard and MLflow get the plot of the partition. The :class:`RunFolder` of a run
     from Python also gets ``config.yaml``, see :func:`record_of`; what such a run changes on resuming is recorded, too.
+    The RunFolder gets ``better.yaml``: which values of each metric are better, as the module that logs it says.
 
     Args:
         changed: the settings with which a resumed run goes on differently, each with its values before and now, for the
@@ -158,6 +161,31 @@ class RunTracking(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, RunFolder):
                 logger.release()
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write_better(trainer, pl_module)
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.VALIDATING:
+            self._write_better(trainer, pl_module)
+
+    @override
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write_better(trainer, pl_module)
+
+    def _write_better(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write which values of the metrics logged so far are better, as the callbacks and the module say."""
+        better: dict[str, Better | None] = {}
+        for callback in federated(trainer):
+            for metric in getattr(type(callback), "metrics", ()):
+                if isinstance(metric, Metric) and metric.better and metric.key not in catalogue():
+                    better[metric.key] = metric.better
+        better |= cast(Server, pl_module).better
+        for logger in trainer.loggers:
+            if isinstance(logger, RunFolder):
+                logger.write_better(better)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

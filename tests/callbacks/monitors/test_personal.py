@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from lightning.pytorch import LightningModule
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.utils.data import TensorDataset
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import BinaryAccuracy, BinaryAUROC
+from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryHingeLoss
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator, Server
 from fl_lightning.callbacks import FaultInjection, PersonalEvaluation
@@ -58,6 +59,9 @@ def test_mean_worst_tenth_spread_and_gini(values: list[float], largest_is_worst:
 
 class Watched(Linear):
     """Logs the mean squared distance of w to the points of a batch, as an error and as its negative, a score."""
+
+    lower_is_better: tuple[str, ...] = ("val/error",)
+    higher_is_better: tuple[str, ...] = ("val/score",)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         error = ((self.w - batch[0]) ** 2).sum(1).mean()
@@ -182,6 +186,8 @@ def test_torchmetrics_objects_begin_anew_on_every_client() -> None:
 class Ranked(Watched):
     """A point is a score and a class; logs the AUROC of a client's points, by torchmetrics or by scikit-learn."""
 
+    higher_is_better = ("val/auroc",)
+
     def __init__(self, by: str) -> None:
         super().__init__(2)
         self.by, self.auroc = by, BinaryAUROC(thresholds=11 if by == "thresholds" else None)
@@ -238,6 +244,113 @@ def test_a_metric_that_no_client_has_is_nan() -> None:
     assert math.isnan(row["held_out/auroc_mean"])
     assert math.isnan(row["personal/auroc"])
     assert row["left_out/held_out/auroc"] == 3
+
+
+class Apart(Watched):
+    """Logs the error of w by one name, and things that are no error of w by names with the same words in them."""
+
+    higher_is_better = ()
+
+    def __init__(self, *others: str) -> None:
+        super().__init__(2)
+        self.lower_is_better = ("val/error", *others)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        error = ((self.w - batch[0]) ** 2).sum(1).mean()
+        for times, name in enumerate(self.lower_is_better, 1):
+            self.log(name, times * error)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [("shuffled/error",), ("val/error_mean", "val/error/1", "val/new", "shuffled/error")],
+    ids=["another-group", "measures-of-another"],
+)
+def test_what_a_module_logs_apart_stays_apart(others: tuple[str, ...]) -> None:
+    """As above: errors of 9.25, 5.25 and 21.25, and for each further name a whole multiple of these.
+
+    The own models' are 1 and 10, their mean by n = (1, 3) is 7.75; the personal models are the global model: by
+    n = (1, 3, 1), (9.25 + 3 · 5.25 + 21.25) / 5 = 9.25.
+    """
+    fit = trainer(PersonalEvaluation(), logger=Row(row := {}))
+    fit.fit(FederatedOrchestrator(Apart(*others)), datamodule=Points())
+    for times, name in enumerate(("error", *others), 1):
+        by_client = {str(k): times * value for k, value in enumerate([9.25, 5.25, 21.25])}
+        found = {str(k): row[f"held_out/{name}/{k}"] for k in range(3)}
+        assert found == pytest.approx(by_client), name
+        assert row[f"held_out/{name}_mean"] == pytest.approx(times * (9.25 + 5.25 + 21.25) / 3), name
+        assert row[f"held_out/{name}_worst"] == pytest.approx(times * 21.25), name
+        assert row[f"own/{name}"] == pytest.approx(times * 7.75), name
+        assert row[f"own/{name}_mean"] == pytest.approx(times * 5.5), name
+        assert row[f"personal/{name}"] == pytest.approx(times * 9.25), name
+        assert row[f"personal/{name}_mean"] == pytest.approx(times * (9.25 + 5.25 + 21.25) / 3), name
+    assert row["personal/new"] == 1
+
+
+class Various(Watched):
+    """Logs the first coordinate of a point under a name that says how many points the client holds out."""
+
+    lower_is_better = ()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log(f"val/first_of_{len(batch[0])}", batch[0][:, 0].mean())
+
+
+def test_clients_that_log_different_names() -> None:
+    """Clients 0 and 2 hold out one point each, (1, 0) and (5, 2), client 1 two: (0, 0) and (0, 2)."""
+    fit = trainer(PersonalEvaluation(), logger=Row(row := {}))
+    with pytest.warns(UserWarning, match="logs no worst clients by val/first_of_1 and 1 more: Various does not"):
+        fit.fit(FederatedOrchestrator(Various(2)), datamodule=AtOnce())
+    expected = {"held_out/first_of_1_mean": 3.0, "held_out/first_of_2_mean": 0.0, "personal/first_of_1": 3.0}
+    expected |= {"personal/first_of_2": 0.0, "personal/first_of_1/2": 5.0, "own/first_of_1": 1.0, "own/first_of_2": 0.0}
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    assert "held_out/first_of_2/0" not in row
+
+
+class Tells(Watched):
+    """Logs chances of class 1, by names that tell nothing, as what the test gives."""
+
+    lower_is_better = ()
+    higher_is_better = ()
+
+    def __init__(self, metric: Any) -> None:
+        super().__init__(2)
+        self.metric = metric
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        chances = batch[0][:, 0]
+        if isinstance(self.metric, Metric):
+            self.metric.update(chances, torch.ones(len(chances)).long())
+            self.log("val/loss_of_error", self.metric)
+        else:
+            self.log("val/loss_of_error", chances.mean())
+
+
+class ErrorRate(BinaryAccuracy):
+    """An accuracy's class of which a user has made an error; ``higher_is_better`` is still that of the accuracy."""
+
+    def compute(self) -> Tensor:
+        return 1 - super().compute()
+
+
+@pytest.mark.parametrize(
+    ("metric", "worst"),
+    [(BinaryAccuracy(), 0.0), (BinaryHingeLoss(), 0.8), (ErrorRate(), None), (MeanMetric(), None), (None, None)],
+)
+def test_worst_are_the_clients_that_an_object_says_and_never_a_name(metric: Any, worst: float | None) -> None:
+    """Chances of 0.9, 0.6 and 0.2: right, right and wrong; hinge losses are one minus these."""
+    fit = trainer(PersonalEvaluation(), logger=Row(row := {}))
+    orchestrator = FederatedOrchestrator(Tells(metric))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit.fit(orchestrator, datamodule=Points([[[0.9]], [[0.6]], [[0.2]]]))
+    lines = [str(each.message) for each in told if "worst" in str(each.message)]
+    assert row.get("held_out/loss_of_error_worst") == (None if worst is None else pytest.approx(worst))
+    assert row.get("personal/loss_of_error_worst") == row.get("held_out/loss_of_error_worst")
+    better = {None: None, 0.0: "higher", 0.8: "lower"}[worst]
+    assert orchestrator.better["val/loss_of_error"] == orchestrator.better["held_out/loss_of_error_mean"] == better
+    assert lines == [] if worst is not None else len(lines) == 1
+    assert "held_out/loss_of_error_mean" in row
 
 
 def test_evaluates_every_second_round() -> None:

@@ -13,8 +13,10 @@ from scipy import special
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.compared.comparison import Comparison, Difference, compare, default_metric
+from fl_lightning.report.compared.experiments import Experiment
 from fl_lightning.report.compared.methods import group
 from fl_lightning.report.compared.verdict import latex, numbers, table, texts, verdict
+from fl_lightning.report.content import tables
 from fl_lightning.runs.reader import read_runs
 
 BASE = [[0.5, 0.6], [0.52, 0.64], [0.48, 0.62]]  # accuracies of two rounds by seed: means 0.55, 0.58 and 0.55
@@ -86,6 +88,93 @@ def test_a_loss_is_better_if_it_is_lower(tmp_path: Path) -> None:
     found = compared(tmp_path, {"FedAvg": BASE, "FedNova": WIN}, metric="val/loss")
     assert verdict(found).startswith("FedNova beats FedAvg by −0.103 of mean validation loss over the rounds")
     assert found.target == 0.38  # the mean of 0.4, 0.36 and 0.38
+
+
+Recorded = dict[str, str | None]
+UNKNOWN: list[tuple[str, Recorded | None]] = [  # metrics, and what their runs record
+    ("val/bce", None),
+    ("val/huber_loss", None),
+    ("val/error", {}),
+    ("val/mae", {"val/mae": None}),
+    ("val/top1", {"val/top1": None}),
+    ("held_out/bce_worst", {"val/bce": "lower"}),
+]
+
+
+def of_two(folder: Path, metric: str, better: Recorded | None, other: Recorded | None = None, **said: str) -> Any:
+    """Compare FedAvg with FedNova, whose values are higher in every round of three seeds."""
+    for rule, seeds in {"": BASE, "FedNova": WIN}.items():
+        for seed, values in enumerate(seeds, 1):
+            recorded = other if rule and other is not None else better
+            write(folder / f"{rule}{seed}", {metric: values}, config(*[rule] * bool(rule), seed=seed), better=recorded)
+    methods = group(read_runs([folder], said))[0]  # type: ignore[arg-type]
+    return compare(methods, metric)[0], methods
+
+
+@pytest.mark.parametrize(("metric", "better"), UNKNOWN)
+def test_no_verdict_on_a_metric_of_which_nobody_says_what_is_better(
+    tmp_path: Path, metric: str, better: Recorded | None
+) -> None:
+    """Neither a word in a name decides, nor the catalogue where the module that logs the metric says nothing."""
+    found, methods = of_two(tmp_path, metric, better)
+    assert found.better is None
+    assert math.isnan(found.target)
+    assert re.match(
+        f"No verdict: the runs do not say which values of {metric} are better: give --lower_is_better {metric} or "
+        rf"--higher_is_better {metric}\. Differences to FedAvg in .*: FedNova \(\+.*, p = 0\.001\)",
+        said(found),
+    )
+    written = texts([found])
+    assert not any(word in written["comparison.md"] for word in ("beats", "falls short", "rounds to"))
+    assert "rounds to" not in written["comparison.tex"]
+    if metric.startswith("val/"):
+        (ends,) = [tables.last_and_best(methods)]
+        assert not any("best" in cell for cell in ends.head)
+        assert f"do not say which values of {metric} are better" in ends.caption
+        assert "too good to report" not in ends.caption
+    shown = tables.index([Experiment("", methods, comparisons=[found])], ["#"])
+    assert shown.rows[0][-3:] == ["–", "–", "–"]
+    with pytest.raises(ConfigurationError, match=f"target: it is not known which values of {metric} are better than 0"):
+        compare(methods, metric, target=0.5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "better", "option", "expected"),
+    [
+        ("val/bce", {"val/bce": "lower"}, {}, "FedNova falls short of FedAvg by"),
+        ("val/bce", {"val/bce": "higher"}, {}, "FedNova beats FedAvg by"),
+        ("val/bce", {"val/bce": "higher"}, {"val/bce": "lower"}, "FedNova falls short of FedAvg by"),
+        ("val/bce", None, {"val/bce": "lower"}, "FedNova falls short of FedAvg by"),
+        ("val/top1", None, {}, "FedNova beats FedAvg by"),
+        ("val/top1", {"val/top1": "lower"}, {}, "FedNova falls short of FedAvg by"),
+        ("val/loss", None, {}, "FedNova falls short of FedAvg by"),
+        ("val/f1/3", {"val/f1/*": "higher"}, {}, "FedNova beats FedAvg by"),
+        ("val/bce/dataloader_idx_1", {"val/bce": "lower"}, {}, "FedNova falls short of FedAvg by"),
+        ("held_out/top1_spread", None, {}, "FedNova is above FedAvg by"),
+        ("conflict/ratio", None, {"conflict/ratio": "lower"}, "FedNova falls short of FedAvg by"),
+    ],
+)
+def test_who_says_which_values_are_better(
+    tmp_path: Path, metric: str, better: Recorded | None, option: dict[str, str], expected: str
+) -> None:
+    """The user, else what the run has recorded, else the catalogue, of names that the package itself logs."""
+    assert verdict(of_two(tmp_path, metric, better, **option)[0]).startswith(expected)
+
+
+def test_runs_that_say_different_things_say_nothing(tmp_path: Path) -> None:
+    found, _ = of_two(tmp_path / "one", "val/x", {"val/x": "lower"}, {"val/x": "higher"})
+    assert verdict(found).startswith("No verdict: the runs do not say")
+    found, _ = of_two(tmp_path / "two", "val/x", {"val/x": "lower"}, {})
+    assert verdict(found).startswith("No verdict: the runs do not say")
+
+
+def test_the_best_round_has_the_lowest_value_if_that_is_better(tmp_path: Path) -> None:
+    """Over the seeds: rounds of (0.5, 0.6), (0.52, 0.64), (0.48, 0.62): the least are 0.5, 0.52 and 0.48."""
+    lowest = tables.last_and_best(of_two(tmp_path / "low", "val/x", {"val/x": "lower"})[1])
+    highest = tables.last_and_best(of_two(tmp_path / "high", "val/x", {"val/x": "higher"})[1])
+    assert lowest.head[-1] == highest.head[-1] == "val/x: best round"
+    assert lowest.rows[0][-1].startswith("0.500")
+    assert highest.rows[0][-1].startswith("0.620")
 
 
 def test_more_conflict_is_neither_better_nor_worse(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from fl_lightning.reproduce.experiments.experiment import Cell, Claim, Experimen
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.outcome.results_folder import write
 from fl_lightning.reproduce.run_options import RunOptions
+from fl_lightning.reproduce.sweep.arguments import arguments
 
 ROWS = ({"method": "A", "top1": 50.0}, {"method": "B", "top1": 60.0})
 PAPERS = Experiment(
@@ -90,3 +91,26 @@ def test_a_sweep_that_names_no_measure_takes_that_of_the_report(
     assert (told in capsys.readouterr().out) == bool(measure)
     assert (named[0] if named else logged) in pd.read_csv("out/results.csv")
     assert Path("out/comparison.csv").is_file(), "a sweep ends with a comparison of its cells"
+
+
+@pytest.mark.parametrize(
+    ("options", "verdict"),
+    [
+        ((), "No verdict: the runs do not say which values of val/bce are better: give --lower_is_better val/bce or"),
+        (("--lower_is_better", "val/bce"), "B falls short of A by"),
+        (("--higher_is_better", "val/bce"), "B beats A by"),
+    ],
+)
+def test_a_sweep_takes_the_users_word_on_which_values_are_better(options: tuple[str, ...], verdict: str) -> None:
+    """Cell B is 0.2 and a bit higher than A on each of three seeds."""
+    Path("mine.yaml").touch()
+    _, runs = arguments(["sweep", "--config", "mine.yaml", "--measures", "val/bce", *options])
+    pairs = []
+    for cell, level in (("A", 0.4), ("B", 0.6)):
+        for seed in (1, 2, 3):
+            job = finished(Path(cell), seed, **{"val/bce": [level + seed * (1 + level) / 100]})
+            (job.run.folder / "config.yaml").write_text(f"seed_everything: {seed}")
+            pairs.append((Cell({"method": cell}, ()), job))
+    Path("out").mkdir()
+    write(Experiment("x", "X", "val/bce", "", (), "", ("val/bce",)), pairs, Path("out"), runs)
+    assert Path("out/comparison.md").read_text().startswith(verdict)

@@ -19,8 +19,11 @@ from lib.command import TINY, fit, process, rows
 from lib.toy import Quadratic, ToyData, train, trainer
 from lib.wandb_files import fit_with_wandb, wandb_config, wandb_history, wandb_records, without_key
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import BinaryAccuracy
 
-from fl_lightning import FederatedOrchestrator
+from fl_lightning import FederatedCallback, FederatedOrchestrator, Metric, RunFolder
+from fl_lightning.runs.reader import read_runs
 from fl_lightning.runs.record.environment import RunTracking, code_state
 
 RUN = Path("runs", "tiny", "version_0")
@@ -174,6 +177,79 @@ def test_the_state_of_the_users_code(folder: None, monkeypatch: pytest.MonkeyPat
     assert code_state() == {"commit": commit, "dirty": True}
     monkeypatch.setenv("PATH", "")
     assert code_state() == {}, "no git"
+
+
+# Which values of metrics are better
+
+TWICE = DataLoader(TensorDataset(torch.ones(2, 1)), batch_size=1)
+
+
+class Judged(Quadratic):
+    """Says of one metric that lower values are better, of another one by an object, and of a third one nothing."""
+
+    lower_is_better = ("val/bce", "test/bce")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right = BinaryAccuracy()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/bce", self.w.sum())
+        self.log("val/loss", self.w.sum())
+        self.right.update(batch[0][:, 0], torch.ones(1).long())
+        self.log_dict({"val/right": self.right}, on_step=True, on_epoch=True)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test/bce", self.w.sum())
+
+
+class Evaluated(ToyData):
+    def val_dataloader(self) -> Any:
+        return TWICE
+
+    def test_dataloader(self) -> Any:
+        return TWICE
+
+
+class Counts(FederatedCallback):
+    """Declares two metrics, one of which is neither better nor worse."""
+
+    metrics = (Metric("mine/gain/<k>", "Gain", better="higher"), Metric("mine/size", "Size"))
+
+
+def test_a_run_folder_holds_which_values_are_better(folder: None) -> None:
+    """For a report in another process: a user's module, its objects, his callbacks; null where the module says nothing.
+
+    A run that goes on, and a test, add what they log.
+    """
+
+    def made(version: str | None, *callbacks: Any) -> Any:
+        own = trainer(RunTracking(), *callbacks, logger=RunFolder("runs", "mine", version), num_sanity_val_steps=2)
+        own.fit(FederatedOrchestrator(Judged()), datamodule=Evaluated())
+        return own
+
+    made(None, Counts())
+    file = Path("runs/mine/version_0/better.yaml")
+    expected = {"val/bce": "lower", "val/loss": None, "mine/gain/*": "higher"}
+    expected |= {f"val/right{fork}": "higher" for fork in ("", "_step", "_epoch")}
+    assert yaml.safe_load(file.read_text()) == expected
+    again = made("version_0")
+    assert yaml.safe_load(file.read_text()) == expected, "what the second fit does not log stays"
+    again.test(again.lightning_module, datamodule=Evaluated(), verbose=False)
+    assert yaml.safe_load(file.read_text()) == expected | {"test/bce": "lower"}
+    (read,) = read_runs([file.parent])
+    assert [read.better(name) for name in ("val/bce", "val/loss", "val/right_epoch", "mine/gain/3", "train/loss")] == [
+        *("lower", None, "higher", "higher", "lower")
+    ]
+
+
+@pytest.mark.slow
+def test_the_command_line_records_shipped_modules_and_their_clients(folder: None) -> None:
+    fit("--data.held_out", 0.3, "--trainer.callbacks", "PersonalEvaluation", "--trainer.max_epochs", 1)
+    known = yaml.safe_load((RUN / "better.yaml").read_text())
+    assert known["val/top1"] == known["own/top1_worst"] == known["personal/top1/*"] == "higher"
+    assert known["val/loss"] == known["held_out/loss_mean"] == "lower"
+    assert None not in known.values()
 
 
 # Going on
