@@ -94,7 +94,7 @@ TITLES = "expected numbers in the column title of the {} set, got "
     ],
 )
 def test_refuses_what_is_no_class(tmp_path: Path, change: dict[str, Any], columns: list[str], message: str) -> None:
-    name = folder(tmp_path)
+    name = tokenizer_folder(tmp_path)
     whole = rows(title=[0.5, 1.5, 2.5])
     for sets, split in (((rows(**change),), "train"), ((whole, rows(**change)), "test")):
         with pytest.raises(ConfigurationError) as caught:
@@ -105,7 +105,7 @@ def test_refuses_what_is_no_class(tmp_path: Path, change: dict[str, Any], column
 
 def test_a_test_set_of_texts_without_classes(tmp_path: Path) -> None:
     """Its batches would be of another form than training's. Without classes in training, none are read."""
-    name = folder(tmp_path)
+    name = tokenizer_folder(tmp_path)
     bare = rows().remove_columns("label")
     with pytest.raises(ConfigurationError, match="expected columns label in the test set, too, got text, user: add"):
         HuggingFace(rows(), bare, client="user", tokenizer=name)
@@ -117,6 +117,6 @@ def test_numbers_beside_texts(tmp_path: Path) -> None:
     """Columns that are named, but not as that of the classes, may hold any numbers."""
     scores = rows(score=[0.5, 1.5, 2.5], both=[[0, 1], [1, 1], [1, 0]])
     columns = ["text", "score", "both"]
-    data = HuggingFace(scores, scores, client="user", columns=columns, tokenizer=folder(tmp_path), length=1)
+    data = HuggingFace(scores, scores, client="user", columns=columns, tokenizer=tokenizer_folder(tmp_path), length=1)
     (batch,) = data.val_dataloader()
     assert [part.tolist() for part in batch[1:]] == [[0.5, 1.5, 2.5], [[0, 1], [1, 1], [1, 0]]]
