@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, check_positive, check_within, rules_of
 from fl_lightning.callbacks.privacy.accountant import Accountant
+from fl_lightning.callbacks.privacy.fingerprints import client_fingerprints
 from fl_lightning.callbacks.privacy.private_rule import EPSILON, PrivateRule, refuse_beside_the_update
-from fl_lightning.engine.federation.clients import client_fingerprints
 
 
 class NoisyClients(PrivateRule, ABC):

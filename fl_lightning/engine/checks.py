@@ -303,20 +303,6 @@ def check_client(
             raise ConfigurationError(message)
 
 
-def warn_of_hidden_state(beyond: Mapping[str, str]) -> None:
-    """Say in one line which of a module's attributes cannot be put back after a client, and what this costs.
-
-    Args:
-        beyond: names of the attributes, each with the type of the object that forbids it.
-    """
-    if beyond:
-        names = ", ".join(f"{name} ({kind})" for name, kind in beyond.items())
-        rank_zero_warn(
-            f"attributes that cannot be put back after each client: {names}; if local training changes one, a client "
-            "depends on the clients before it, and a resumed run, or one on several devices, ends in another model"
-        )
-
-
 def warn_of_slow_precision(precision: Precision, device: torch.device) -> None:
     """Say in one line that ``bf16-mixed`` is slower than float32 on a processor without matrix units for bfloat16."""
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()

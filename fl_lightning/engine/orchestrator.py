@@ -277,7 +277,6 @@ class FederatedOrchestrator(ClientHost):
         checks.check_client(self.client, self.settings, precision, hooks.callbacks)
         checks.warn_of_slow_precision(precision, self.device)
         self._state = ModuleState(self.client)
-        checks.warn_of_hidden_state(self._state.beyond)
         data = LocalData(self, self.settings)
         local = LocalTraining(self.client, self.flat, self.settings, self.shown, hooks.callbacks)
         rates = self._make_rates(local, data, self._state)

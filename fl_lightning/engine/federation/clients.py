@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import ceil
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from fl_lightning.engine.federation.batches import CPU, Examples, SeededBatches, check_examples, gather, in_memory, take
+from fl_lightning.engine.federation.batches import CPU, Examples, SeededBatches, check_examples, gather, in_memory
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.seeding import isolated, seed_globals
 
@@ -220,10 +220,10 @@ def data_fingerprint(data: ClientData) -> str:
         data: a data module that is set up.
     """
     digest = hashlib.sha256()
-    digest.update(_content(data.sizes))
+    digest.update(content_of(data.sizes))
     class_counts = data.class_counts()
     if class_counts is not None:
-        digest.update(_content(class_counts))
+        digest.update(content_of(class_counts))
     differing: list[str] = []
     holders = data.sizes.nonzero().flatten().tolist()
     stride = max(1, ceil(len(holders) / SAMPLED_CLIENTS))
@@ -246,61 +246,20 @@ def data_fingerprint(data: ClientData) -> str:
     return digest.hexdigest()[:16]
 
 
-def client_fingerprints(data: ClientData) -> Tensor:
-    """Hash each client's name and all of its examples: (N, 16) uint8; zeros for examples that have no bytes, or fail.
-
-    Two clients with the same fingerprint are the same client. Examples that draw random numbers are read with fixed
-    seeds; those of a data set with a generator of its own differ each time.
-
-    Args:
-        data: a data module that is set up.
-    """
-    names = names_of(data)
-    found = torch.zeros(data.num_clients, 16, dtype=torch.uint8)
-    for client in range(data.num_clients):
-        digest = hashlib.blake2b(b"" if names is None else names[client].encode(), digest_size=16)
-        try:
-            for part in _all_examples(data, client):
-                digest.update(part)
-        except Exception:  # training reports the error more clearly
-            continue
-        found[client] = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-    return found
-
-
-def _all_examples(data: ClientData, client: int) -> Iterator[bytes]:
-    """Yield the bytes of a client's examples: tensors whole, other examples one by one."""
-    if not int(data.sizes[client]):
-        return
-    dataset: Any = data.client_dataset(client)
-    located = in_memory(dataset, torch.arange(len(dataset)))
-    if located is not None:
-        tensors, rows = located
-        for tensor in tensors.tensors:
-            own = take(tensor, rows).contiguous()
-            yield f"{own.dtype}{tuple(own.shape)}".encode() + own.cpu().view(torch.uint8).numpy().tobytes()
-        return
-    for index in range(len(dataset)):
-        with isolated(CPU):
-            seed_globals(0, CPU)
-            content = _content(dataset[index])
-        yield content
-
-
 def _ends(data: ClientData, client: int) -> bytes:
     """Read a client's first and last example."""
     with isolated(CPU):
         seed_globals(0, CPU)
         dataset: Any = data.client_dataset(client)
-        return b"".join(_content(dataset[index]) for index in (0, len(dataset) - 1))
+        return b"".join(content_of(dataset[index]) for index in (0, len(dataset) - 1))
 
 
-def _content(value: Any) -> bytes:
+def content_of(value: Any) -> bytes:
     """Convert an example to bytes: tensors, arrays, images, numbers and texts, also in lists, tuples and dicts."""
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, list | tuple):
-        return b"".join(map(_content, value))
+        return b"".join(map(content_of, value))
     array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
     if array.dtype == object:
         raise TypeError(f"{type(value).__name__} has no bytes of its own")  # only addresses, which differ each time

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from fl_lightning.engine.states.large import checksums, digest
@@ -147,23 +146,16 @@ def fill_in(checkpoint: dict[str, Any], module: nn.Module) -> None:
     Raises:
         ConfigurationError: the module has others.
     """
-    left_out: dict[str, str | int] = checkpoint.get(LEFT_OUT, {})
+    left_out: dict[str, str] = checkpoint.get(LEFT_OUT, {})
     own = _frozen(module, left_out)
-    earlier = [name for name, expected in left_out.items() if isinstance(expected, int)]
     for name, expected in left_out.items():
-        is_same = name in own and (name in earlier or digest(own[name]) == expected)
-        if not is_same:
+        if name not in own or digest(own[name]) != expected:
             raise ConfigurationError(
                 f"the checkpoint lacks {name}, a frozen parameter that the run was given and never changed, and "
                 f"{type(module).__name__} has another one here: give it the same weights by model.init_from, or the "
                 "network's pretrained"
             )
         checkpoint["state_dict"][name] = own[name]
-    if earlier:
-        rank_zero_warn(
-            f"the checkpoint lacks frozen parameters, such as {earlier[0]}, and an earlier version wrote it, whose "
-            "checksums do not tell all weights apart: the weights here are taken for the same, unchecked"
-        )
 
 
 def check_orders(own: Sequence[list[int] | None], saved: Sequence[list[int] | None] | None) -> None:

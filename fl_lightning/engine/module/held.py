@@ -89,14 +89,11 @@ class Held:
 
     Attributes:
         tensors: the tensors that the attributes hold, but for the known ones.
-        beyond: names of the attributes that cannot be put back, such as ``MyModule.reader``, each with the type of the
-            object that forbids it.
     """
 
     def __init__(self, module: nn.Module, known: Iterable[int]) -> None:
         self._module = module
         self.tensors: list[Tensor] = []
-        self.beyond: dict[str, str] = {}
         self._entries: list[Entry] = []
         parts = list(module.modules())
         self._seen = {id(self), *known, *map(id, parts)}
@@ -122,17 +119,15 @@ class Held:
                 self._keep(value)  # nothing to follow, in one entry: most modules have a dozen such dicts
             else:
                 is_public = is_told and name[0] != "_"
-                odd = self._follow(value, f"{kind}.{name}" if is_public else None)
-                if odd is not None:
-                    self.beyond[f"{kind}.{name}"] = type(odd).__name__
+                self._follow(value, f"{kind}.{name}" if is_public else None)
 
     def _keep(self, place: Any, owner: str | None = None, counts: bool = False) -> None:
         self._entries.append(Entry(place, copy_of(place), owner, counts))
 
-    def _follow(self, root: Any, owner: str | None) -> Any:
-        """Remember all that an object holds; return the first object that cannot be put back, or None.
+    def _follow(self, root: Any, owner: str | None) -> None:
+        """Remember all that an object holds, unless it leads to an object that cannot be put back.
 
-        If there is such an object, nothing is remembered of what leads there: another attribute may lead there, too.
+        Then nothing is remembered of what leads there: another attribute may lead there, too.
         """
         found: list[tuple[Any, bool]] = []
         tensors: list[Tensor] = []
@@ -148,7 +143,7 @@ class Held:
                 continue
             inside = places(thing)
             if inside is None:
-                return thing
+                return
             for place in inside:
                 found.append((place, place is getattr(thing, "__dict__", None)))
                 waiting += view(place)
@@ -156,7 +151,6 @@ class Held:
             self._keep(place, owner, counts=is_attributes)
         self.tensors += tensors
         self._seen |= seen
-        return None
 
     def _is_owner(self, thing: Any) -> bool:
         """Tell whether an object is a module that holds this one, such as the orchestrator."""

@@ -35,9 +35,6 @@ class ModuleState:
         module: the module, which is remembered as it is now.
         before: an earlier memory of the module, whose list of objects is taken over if no attribute has changed since,
             and whose copies of large frozen parameters are, as far as these are the same.
-
-    Attributes:
-        beyond: names of the attributes that cannot be put back, each with the type of the object that forbids it.
     """
 
     _held: Held
@@ -56,7 +53,6 @@ class ModuleState:
         else:
             known = [*self.trainable, *(slot.tensor for slot in self._slots)]
             self._held = Held(module, map(id, known))
-        self.beyond = self._held.beyond
         self._values = [tensor.detach().clone() for tensor in self._held.tensors]
 
     @property

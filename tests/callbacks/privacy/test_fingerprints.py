@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from fl_lightning import FederatedDataModule
-from fl_lightning.engine.federation.clients import client_fingerprints
+from fl_lightning.callbacks.privacy.fingerprints import client_fingerprints
 
 ROWS, LABELS = torch.arange(12.0).view(6, 2), torch.arange(6)
 
