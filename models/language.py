@@ -22,6 +22,7 @@ from fl_lightning.datamodules.files.pretrained import (
     silent,
 )
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
+from fl_lightning.later import later
 from fl_lightning.models.adapters import Adapt, FrozenDtype, computing, keep_frozen
 from fl_lightning.models.adapters import adapt as adapt_network
 from fl_lightning.models.classifier import with_schedule
@@ -67,6 +68,7 @@ class CausalLM(LightningModule):
             is not in the vocabulary, or a text is longer than the model's positions.
     """
 
+    @later(frozen_dtype="float32", checkpointing=False)
     def __init__(
         self,
         model: str,
@@ -166,6 +168,7 @@ class TextTransformer(nn.Module):
         ConfigurationError: as :class:`CausalLM`.
     """
 
+    @later(frozen_dtype="float32", checkpointing=False)
     def __init__(
         self,
         model: str,

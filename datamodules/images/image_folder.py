@@ -26,6 +26,7 @@ from fl_lightning.datamodules.files.folder import (
 from fl_lightning.datamodules.files.sites import SiteFiles, classes_of, list_sites, site_names
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError, check_choice, refusal
+from fl_lightning.later import later
 
 
 class ImageFolder(ImageData):
@@ -59,6 +60,7 @@ class ImageFolder(ImageData):
         ConfigurationError: an argument is outside its range; on loading, the data are missing or invalid.
     """
 
+    @later(client=None, domain=None, leave_out=(), test_share=0.2)
     def __init__(
         self,
         root: str,

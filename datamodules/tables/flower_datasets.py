@@ -19,6 +19,7 @@ from fl_lightning.datamodules.changes.inputs import for_evaluation
 from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.datamodules.tables.columns import ColumnImages, column_of, image_columns, prepared
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.later import later
 
 
 class FlowerDatasets(FederatedDataModule):
@@ -54,6 +55,9 @@ class FlowerDatasets(FederatedDataModule):
 
     by_example = True
 
+    @later(
+        channels=None, image_size=None, mean=None, std=None, normalize=True, augment=None, memory_gib=4.0, held_out=0.0
+    )
     def __init__(
         self,
         source: Any,

@@ -31,6 +31,7 @@ from fl_lightning.datamodules.tables.splits import choose_splits, move_to_test
 from fl_lightning.datamodules.tables.tokens import tokenized
 from fl_lightning.engine.federation.batches import Examples
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.later import later
 
 
 class HuggingFace(PartitionedData):
@@ -93,6 +94,8 @@ class HuggingFace(PartitionedData):
 
     by_example = True
 
+    @later(subset=None, domain=None, leave_out=(), test_share=0.0, tokenizer=None, length=128)
+    @later(channels=None, image_size=None, mean=None, std=None, normalize=True, augment=None, memory_gib=4.0)
     def __init__(
         self,
         train: Any,

@@ -23,6 +23,7 @@ from fl_lightning.datamodules.base.settings import Federation, Unpack
 from fl_lightning.datamodules.partition import Natural
 from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.later import later
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -69,6 +70,7 @@ class Table(FederatedDataModule):
             regression; two columns have one name; the client column of ``test`` holds no client of ``train``.
     """
 
+    @later(held_out=0.0, domain=None, leave_out=())
     def __init__(
         self,
         train: Any,
