@@ -274,8 +274,8 @@ def help_of_a_class(match: re.Match[str], refusal: Refusal) -> str:
 
 def no_such_option_of_a_config(match: re.Match[str], refusal: Refusal) -> str:
     """Say what an option of a config file may be meant to be."""
-    name = match[1]
-    hint = _gone(f"{refusal.place}.{name}") or _nearest(name, refusal.options)
+    group, name = match.groups()
+    hint = _gone(f"{group}.{name}") or _nearest(name, refusal.options)
     return f"there is no option {name}; {hint}"
 
 
@@ -362,7 +362,7 @@ Answers = Sequence[tuple[str, Callable[[re.Match[str], Refusal], str | None]]]
 UNKNOWN_OPTIONS: Answers = (
     (r"[Uu]nrecognized arguments: --([\w.-]+)(?:=| (?!-))?(\S*)", no_such_option),
     (r"[Uu]nrecognized arguments: (\S+)", no_option),
-    (r"does not accept option '([\w.]+)'", no_such_option_of_a_config),
+    (r"(?:Group '([\w.]+)' )?does not accept option '([\w.]+)'", no_such_option_of_a_config),
     (r"argument -h/--help: ignored explicit argument '(\w+)'", help_of_a_class),
 )
 REFUSED_VALUES: Answers = (
