@@ -18,6 +18,7 @@ from fl_lightning.arguments import picklable_defaults
 from fl_lightning.datamodules.files.pretrained import import_transformers, one_line, read_pretrained, silent
 from fl_lightning.datamodules.tables.tokens import NOTHING
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
+from fl_lightning.later import later
 from fl_lightning.models.adapters import Adapt, FrozenDtype, computing, keep_frozen
 from fl_lightning.models.adapters import adapt as adapt_network
 from fl_lightning.models.classifier import with_schedule
@@ -68,6 +69,7 @@ class CausalLM(LightningModule):
     lower_is_better = ("val/loss", "val/perplexity", "test/loss", "test/perplexity")
     higher_is_better = ("val/top1", "test/top1")
 
+    @later(frozen_dtype="float32", checkpointing=False, pad=None)
     def __init__(
         self,
         model: str,
@@ -177,6 +179,7 @@ class TextTransformer(nn.Module):
         ConfigurationError: as :class:`CausalLM`.
     """
 
+    @later(frozen_dtype="float32", checkpointing=False, pad=None)
     def __init__(
         self,
         model: str,

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from fl_lightning.datamodules.tables.tokens import NOTHING
 from fl_lightning.errors import ConfigurationError, check_at_least
+from fl_lightning.later import later
 
 
 def to_front(tokens: Tensor, *others: Tensor, nothing: int = NOTHING) -> list[Tensor]:
@@ -78,6 +79,7 @@ class TextLSTM(nn.Module):
         ConfigurationError: a number is less than 1; on a CPU, a text has a number that is no word's.
     """
 
+    @later(pad=0)
     def __init__(
         self,
         num_classes: int = 2,
@@ -119,6 +121,7 @@ class BagOfWords(nn.Module):
         ConfigurationError: as for :class:`TextLSTM`.
     """
 
+    @later(pad=0)
     def __init__(
         self, num_classes: int = 2, vocabulary: int = 10_000, embedding: int = 32, pad: int | None = 0
     ) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fl_lightning.datamodules.files.hub import hub_or_cache
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.later import later
 from fl_lightning.models.adapters import Adapt, FrozenDtype, computing, keep_frozen
 from fl_lightning.models.adapters import adapt as adapt_network
 
@@ -49,6 +50,8 @@ class TimmNetwork(nn.Module):
             for a ``frozen_dtype`` of "bfloat16", or timm has no ``checkpointing`` for the network.
     """
 
+    @later(pretrained=False, adapt="full", rank=8, targets=("qkv", "proj"), freeze=(), settings=None)
+    @later(frozen_dtype="float32", checkpointing=False)
     def __init__(
         self,
         name: str,

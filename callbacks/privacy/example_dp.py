@@ -19,6 +19,7 @@ from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
 from fl_lightning.callbacks.privacy.private_rule import CLIENT_HOOKS, SERVER_HOOKS
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import takes_index
+from fl_lightning.later import later
 
 
 class _Step(nn.Module):
@@ -78,6 +79,7 @@ class ExampleDP(NoisyClients):
     settles = frozenset({"local gradient", "loss"})
     telling_hooks = (*SERVER_HOOKS, *CLIENT_HOOKS)
 
+    @later(by_example=())
     def __init__(
         self,
         clip: float = 1.0,

@@ -24,6 +24,7 @@ from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
 from fl_lightning.engine.federation.cohorts import ClientSampler
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.errors import ConfigurationError, check_at_least
+from fl_lightning.later import later
 
 OWN_HOOKS = ("teardown", "on_exception", "state_dict", "load_state_dict")
 
@@ -213,6 +214,7 @@ class PartitionedData(FederatedDataModule):
             iterable, the partition does not fit, or there are no labels for a partition by label.
     """
 
+    @later(held_out=0.0)
     def __init__(
         self,
         datamodule: LightningDataModule,

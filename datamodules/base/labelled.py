@@ -23,6 +23,7 @@ from fl_lightning.datamodules.partition import IID, DomainDirichlet, Partition
 from fl_lightning.datamodules.partition.base import check_enough
 from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
+from fl_lightning.later import later
 from fl_lightning.seeding import numpy_generator
 
 
@@ -76,6 +77,7 @@ class LabelledData(FederatedDataModule):
 
     num_classes: int
 
+    @later(validation_examples=None)
     def __init__(
         self,
         num_clients: int = 20,

@@ -15,6 +15,7 @@ from fl_lightning.datamodules.changes.domain_shift import DomainShift
 from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
 from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.errors import ConfigurationError, check_at_least
+from fl_lightning.later import later
 
 
 class ImageData(LabelledData):
@@ -41,6 +42,7 @@ class ImageData(LabelledData):
     std: tuple[float, ...]
     by_example = True
 
+    @later(domain_shift=None)
     def __init__(
         self,
         normalize: bool | tuple[float, float] = True,

@@ -28,6 +28,7 @@ from fl_lightning.datamodules.files.layout import TRAIN, choose_test, folder_nam
 from fl_lightning.datamodules.files.sites import Site, SiteFiles, find_sites, found_sites, list_sites
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError, check_choice, refusal
+from fl_lightning.later import later
 
 CONSTANTS = "mean and std"  # what may be measured
 
@@ -67,6 +68,7 @@ class ImageFolder(ImageData):
         ConfigurationError: an argument is outside its range; on loading, the data are missing or invalid.
     """
 
+    @later(client=None, domain=None, leave_out=(), test_share=0.2)
     def __init__(
         self,
         root: str,

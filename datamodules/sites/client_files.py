@@ -20,6 +20,7 @@ from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.datamodules.images.image_folder import CONSTANTS, measure
 from fl_lightning.datamodules.sites.arrays import MEANINGS, Meaning, Tokens, array_of, as_tensors
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
+from fl_lightning.later import later
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class ClientFiles(ImageData):
             test examples alone, inputs differ in type or shape, or can mean several things.
     """
 
+    @later(inputs=None)
     def __init__(
         self,
         root: str,

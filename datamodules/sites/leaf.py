@@ -15,6 +15,7 @@ from fl_lightning.datamodules.sites.arrays import Meaning, Tokens, flat_images
 from fl_lightning.datamodules.sites.client_files import ClientFiles
 from fl_lightning.datamodules.sites.texts import ALPHABET, characters, tokens, vocabulary
 from fl_lightning.errors import ConfigurationError, check_at_least, refusal
+from fl_lightning.later import later
 
 TWEET = 4  # the place of the text in a record: number, date, query, user, text, file
 
@@ -47,6 +48,7 @@ class Leaf(ClientFiles):
         ConfigurationError: as for :class:`ClientFiles`.
     """
 
+    @later(inputs=None)
     def __init__(
         self,
         root: str,

@@ -21,6 +21,7 @@ from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.datamodules.tables.columns import ColumnImages, check_columns, image_columns, prepared
 from fl_lightning.datamodules.tables.values import check_class_names, check_examples, column_of
 from fl_lightning.errors import ConfigurationError, of_library
+from fl_lightning.later import later
 
 
 class FlowerDatasets(FederatedDataModule):
@@ -56,6 +57,9 @@ class FlowerDatasets(FederatedDataModule):
 
     by_example = True
 
+    @later(
+        channels=None, image_size=None, mean=None, std=None, normalize=True, augment=None, memory_gib=4.0, held_out=0.0
+    )
     def __init__(
         self,
         source: Any,

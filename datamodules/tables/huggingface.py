@@ -33,6 +33,7 @@ from fl_lightning.datamodules.tables.tokens import tokenized
 from fl_lightning.datamodules.tables.values import check_class_names, check_examples, classes_of, column_of, groups_of
 from fl_lightning.engine.federation.batches import Examples
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.later import later
 
 
 class HuggingFace(PartitionedData):
@@ -98,6 +99,8 @@ class HuggingFace(PartitionedData):
 
     by_example = True
 
+    @later(subset=None, domain=None, leave_out=(), test_share=0.0, tokenizer=None, length=128)
+    @later(channels=None, image_size=None, mean=None, std=None, normalize=True, augment=None, memory_gib=4.0)
     def __init__(
         self,
         train: Any,

@@ -26,6 +26,7 @@ from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.datamodules.tables.names import as_written, distinct, in_both, positions
 from fl_lightning.datamodules.tables.owners import own_rows
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.later import later
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -78,6 +79,7 @@ class Table(FederatedDataModule):
             ``test`` holds no client of ``train``.
     """
 
+    @later(held_out=0.0, domain=None, leave_out=())
     def __init__(
         self,
         train: Any,

@@ -34,12 +34,13 @@ from fl_lightning.fit import overview
 from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
 from fl_lightning.fit.helps.page import GroupHelp
-from fl_lightning.fit.messages import GONE, ParsingError
+from fl_lightning.fit.messages import ParsingError
 from fl_lightning.fit.own_data import RESET, begin_anew, fit_network, load_data, replaces_data, what_stays_behind
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.processes import choose_processes, count_cores, may_be_copied
 from fl_lightning.fit.stop_signals import Stopping
 from fl_lightning.lightning_private import started_from_outside
+from fl_lightning.runs.config.earlier import take_out_gone
 from fl_lightning.runs.config.resuming import Resumed, affecting, changed_settings, check_unchanged, tracked_run
 from fl_lightning.runs.folder.checkpoints import checkpoint_of, last_of_run
 from fl_lightning.runs.folder.files import CONFIG, NOT_RECORDED, read_mapping
@@ -226,17 +227,17 @@ class FederatedCLI(LightningCLI):
         """
         parser = self._parser("fit")
         config = self.config["fit"]
-        before = read_mapping(folder, CONFIG)
+        before = dict(read_mapping(folder, CONFIG))
         if NOT_RECORDED in before:
             raise ConfigurationError(
                 f"ckpt_path: {folder} is a run from Python: go on there, by trainer.fit(…, ckpt_path=…), or begin a "
                 f"new run with its model, by --model.init_from {folder}"
             )
-        for option in GONE:
-            before.get("model", {}).pop(option, None)
+        taken = take_out_gone(before)
         with suppress(ParsingError):  # of a class or an argument that is no longer there: compared as written
             before = read_yaml(CONFIG, parser.dump(parser.parse_object(deepcopy(before)), skip_unset=False))
         changed = changed_settings(before, read_yaml(CONFIG, parser.dump(config, skip_unset=False)))
+        changed |= {gone.option: [value, None] for gone, value in taken if value != gone.default}
         check_unchanged(folder, changed, config.resume_changed)
         self.changed = changed if config.resume_changed else None
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fl_lightning.errors import ConfigurationError, RankError, causes, is_exhaustion, nearest, of_user, system_error
+from fl_lightning.runs.config.earlier import GONE
 from fl_lightning.runs.display.hidden_messages import hide_unhelpful
 
 # What sets here that for which others have an option, by the words of such options; {} is the value as typed.
@@ -29,10 +30,6 @@ MEANT = {
     "dataset": "the data set is --data{}",
     "algorithm method rule strategy aggregator": "a rule is --trainer.callbacks+=FedProx, or another class",
 }
-
-# Options of the last release that are gone, and what to do in their place.
-GONE = {"local_graph": "leave it out: local steps are no longer captured as CUDA graphs, which keep what a step reads"}
-
 
 # Base classes of Lightning and PyTorch, of whose subclasses a config may name any.
 NAMEABLE = {"Callback", "LightningDataModule", "LightningModule", "Logger", "Module", "Optimizer", "LRScheduler"}
@@ -277,7 +274,9 @@ def help_of_a_class(match: re.Match[str], refusal: Refusal) -> str:
 
 def no_such_option_of_a_config(match: re.Match[str], refusal: Refusal) -> str:
     """Say what an option of a config file may be meant to be."""
-    return f"there is no option {match[1]}; {_nearest(match[1], refusal.options)}"
+    group, name = match.groups()
+    hint = _gone(f"{group}.{name}") or _nearest(name, refusal.options)
+    return f"there is no option {name}; {hint}"
 
 
 def no_such_option_of_the_class(match: re.Match[str], refusal: Refusal) -> str | None:
@@ -286,8 +285,8 @@ def no_such_option_of_the_class(match: re.Match[str], refusal: Refusal) -> str |
     if name in refusal.accepted:
         return None
     missing = f"there is no option {name}"
-    if name in GONE:
-        return f"{missing}; {GONE[name]}"
+    if hint := _gone(f"{refusal.owner}.{name}"):
+        return f"{missing}; {hint}"
     initials = "".join(word[:1] for word in name.split("_"))  # as lr abbreviates learning_rate
     near = initials if initials in refusal.accepted else nearest(name, refusal.accepted)
     if near:
@@ -363,7 +362,7 @@ Answers = Sequence[tuple[str, Callable[[re.Match[str], Refusal], str | None]]]
 UNKNOWN_OPTIONS: Answers = (
     (r"[Uu]nrecognized arguments: --([\w.-]+)(?:=| (?!-))?(\S*)", no_such_option),
     (r"[Uu]nrecognized arguments: (\S+)", no_option),
-    (r"does not accept option '([\w.]+)'", no_such_option_of_a_config),
+    (r"(?:Group '([\w.]+)' )?does not accept option '([\w.]+)'", no_such_option_of_a_config),
     (r"argument -h/--help: ignored explicit argument '(\w+)'", help_of_a_class),
 )
 REFUSED_VALUES: Answers = (
@@ -397,10 +396,17 @@ def option_meant_by(name: str, value: str = "") -> str | None:
     return None
 
 
+def _gone(option: str) -> str | None:
+    """Say why an option of earlier versions is gone; None for other options."""
+    for gone in GONE:
+        if option == gone.option:
+            return f"leave it out: {gone.reason}"
+    return None
+
+
 def _nearest(name: str, known: Iterable[str], dashes: str = "") -> str:
-    last = name.rpartition(".")[2]
-    if last in GONE:
-        return GONE[last]
+    if hint := _gone(name):
+        return hint
     near = nearest(name, [other for other in known if not other.endswith(".help")])
     return f"did you mean {dashes}{near}?" if near else "--help lists what there is"
 

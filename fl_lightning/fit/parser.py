@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
 from typing import Any, NoReturn
@@ -18,6 +19,8 @@ from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.helps.class_lists import KINDS, listing, plain
 from fl_lightning.fit.helps.page import brief
 from fl_lightning.fit.messages import ParsingError
+from fl_lightning.runs.config.earlier import check_gone, take_out_gone
+from fl_lightning.runs.folder.files import is_config_of_run
 from fl_lightning.runs.folder.yaml_text import check_aliases
 
 LOAD = get_loader("yaml")
@@ -35,6 +38,18 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise an error; the parser would print its usage and exit."""
         raise ParsingError(message, options_of(self), next(iter(self.groups or ()), "")) from ex
+
+    @override
+    def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
+        """Parse a config; of a run folder's, which an earlier version may have written, without what is gone."""
+        file = Path(path)
+        if is_config_of_run(file):
+            config = _load(file.read_text(encoding="utf-8"))
+            taken = take_out_gone(config)
+            check_gone(file, taken)
+            if taken:
+                return self.parse_string(yaml.safe_dump(config), file.name, *args, **kwargs)
+        return super().parse_path(path, *args, **kwargs)
 
     @override
     def format_help(self, *args: Any, **kwargs: Any) -> str:

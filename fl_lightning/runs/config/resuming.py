@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from pydoc import ErrorDuringImport, locate
 from typing import Any, Self
 
 from lightning.pytorch.callbacks import (
@@ -22,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from fl_lightning.engine.rules.callback import Monitor
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.config.earlier import class_at
 from fl_lightning.runs.config.secrets import hidden
 from fl_lightning.runs.config.settings import CLASS, RESUMABLE, callbacks_in, changes_text, classes_text, own_settings
 from fl_lightning.runs.folder.checkpoints import last_of_experiment, last_of_run, rounds_of, run_of, sound_checkpoint
@@ -132,7 +131,7 @@ def affecting(config: Mapping[str, Any]) -> dict[str, Any]:
     config = _with_full_paths(hidden(config))
     acting = []
     for callback in callbacks_in(config):
-        cls = _find_class(callback["class_path"])
+        cls = class_at(callback["class_path"])
         if cls is None or not issubclass(cls, WATCHING):
             acting.append(callback)
     own = {name.removesuffix(CLASS): value for name, value in own_settings(config, RESUMABLE).items()}
@@ -146,18 +145,10 @@ def _with_full_paths(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     settings = {name: _with_full_paths(entry) for name, entry in value.items()}
-    cls = _find_class(value.get("class_path"))
+    cls = class_at(value.get("class_path"))
     if cls is not None:
         settings["class_path"] = f"{cls.__module__}.{cls.__qualname__}"
     return settings
-
-
-def _find_class(path: Any) -> type | None:
-    """Import the class of a path; None if there is no such class."""
-    with suppress(ErrorDuringImport):
-        cls = locate(str(path))
-        return cls if isinstance(cls, type) else None
-    return None
 
 
 @rank_zero_only

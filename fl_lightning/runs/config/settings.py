@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from fl_lightning.runs.config.earlier import class_at, without_later
 from fl_lightning.runs.folder.files import NOT_RECORDED
 
 # Settings that say where and how a run is trained, and do not change its result.
@@ -18,30 +17,7 @@ ELSEWHERE = {
     "": ("seed_everything", "experiment", "num_threads", "ckpt_path", NOT_RECORDED),
     "trainer": ("accelerator", "devices", "num_nodes", "strategy", "logger", "default_root_dir", "enable_progress_bar"),
     "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed", "client_names"),
-    # runs of fl-lightning 0.2 have local_graph, which is gone
-    "model": ("seed", "client_states", "cohort_memory", "local_graph", "on_hidden_state"),
-}
-# Arguments that runs of before lack, by the classes that have them, each with the value that means the same.
-DATA_LATER = {"domain_shift": None, "validation_examples": None}  # of all data modules
-SMALL_LATER = {"frozen_dtype": "float32", "checkpointing": False}  # of all networks with adapters
-LATER: dict[str, dict[str, Any]] = {
-    "TimmNetwork": {
-        "pretrained": False,
-        "adapt": "full",
-        "rank": 8,
-        "targets": ["qkv", "proj"],
-        "freeze": [],
-        "settings": None,
-        **SMALL_LATER,
-    },
-    "CausalLM": SMALL_LATER,
-    "TextTransformer": SMALL_LATER,
-    "HuggingFace": {"tokenizer": None, "length": 128},
-    "TextLSTM": {"pad": 0},
-    "BagOfWords": {"pad": 0},
-    "FLBench": {"inputs": None},
-    "Leaf": {"inputs": None},
-    "PFLlib": {"inputs": None},
+    "model": ("seed", "client_states", "cohort_memory", "on_hidden_state"),
 }
 # Settings that may also change where a run goes on: how long it trains, and what it evaluates, tells and saves.
 RESUMABLE = (
@@ -61,7 +37,7 @@ LONGEST_VALUE = 100  # largest number of characters of a value in a message
 
 def settings_fingerprint(config: Mapping[str, Any]) -> str:
     """Hash all settings that affect the result, except the seed, to 16 hexadecimal digits."""
-    config = _without_later(config)
+    config = without_later(config)
     parts: dict[str, Any] = {"": {key: value for key, value in config.items() if not isinstance(value, dict)}}
     parts |= {key: value for key, value in config.items() if isinstance(value, dict)}
     for part, names in ELSEWHERE.items():
@@ -70,28 +46,6 @@ def settings_fingerprint(config: Mapping[str, Any]) -> str:
                 if isinstance(holder, dict):
                     holder.pop(name, None)
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
-
-
-def _without_later(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a config without the arguments that runs of before lack, where they do as those runs did."""
-    copied: dict[str, Any] = copy.deepcopy(dict(config))
-    _drop(copied.get("data"), DATA_LATER)
-    inside = [copied]
-    while inside:
-        part = inside.pop()
-        _drop(part, LATER.get(str(part.get("class_path")).rpartition(".")[2], {}))
-        for value in part.values():
-            entries = value if isinstance(value, list) else [value]
-            inside += [entry for entry in entries if isinstance(entry, dict)]
-    return copied
-
-
-def _drop(holder: Any, later: Mapping[str, Any]) -> None:
-    """Take arguments with some values out of a class's settings, in place."""
-    arguments = holder.get("init_args") if isinstance(holder, dict) else None
-    for name, value in later.items():
-        if isinstance(arguments, dict) and json.dumps(arguments.get(name, value), default=str) == json.dumps(value):
-            arguments.pop(name, None)
 
 
 def named_settings(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str, Any]:
@@ -107,7 +61,7 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str,
     """
     names = []
     arguments: dict[str, Any] = {}
-    for rule in _chain(_plain(config), rules):
+    for rule in _chain(without_later(_plain(config)), rules):
         settings = _flat(rule, "")
         rule_name = short(settings.pop(CLASS))
         names.append(rule_name)
@@ -125,7 +79,7 @@ def own_settings(config: Mapping[str, Any], free: Sequence[str] = ()) -> dict[st
         config: a run's config.
         free: dotted names of settings to leave out beside those of ``ELSEWHERE``.
     """
-    config = _without_later(_plain(config))
+    config = without_later(_plain(config))
     (config.get("trainer") or {}).pop("callbacks", None)
     flat = _flat(config, "")
     left_out = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names] + list(free)
@@ -210,11 +164,13 @@ def _value_as_text(value: Any) -> str:
 
 def _defaults(path: str) -> dict[str, Any]:
     """Return a class's default arguments in the form of a config; empty if the class cannot be imported."""
-    module, _, name = path.rpartition(".")
+    cls = class_at(path)
+    if cls is None:
+        return {}
+    parser = ArgumentParser()
     try:
-        parser = ArgumentParser()
-        parser.add_class_arguments(getattr(import_module(module), name), fail_untyped=False)
-    except (ImportError, AttributeError, ValueError):
+        parser.add_class_arguments(cls, fail_untyped=False)
+    except ValueError:  # a class whose constructor cannot be read
         return {}
     return dict(_plain(parser.get_defaults().as_dict()))
 

@@ -69,6 +69,11 @@ def folders_in(path: Path) -> list[Path]:
     return folders
 
 
+def is_config_of_run(path: Path) -> bool:
+    """Tell whether a file is the ``config.yaml`` of a run folder."""
+    return path.name == CONFIG and inside(path.parent, METRICS).is_file()
+
+
 def _without_runs(path: Path, came: str) -> ConfigurationError:
     return ConfigurationError(
         f"give a folder that fit has made, runs/<experiment>/<version>, or a folder of such folders: {path} {came}"

@@ -1,0 +1,124 @@
+"""Configs of earlier versions: without arguments that are gone, beside configs with arguments that came later."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pydoc import ErrorDuringImport, locate
+from typing import Any
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.later import later_arguments
+
+ORCHESTRATOR = "fl_lightning.FederatedOrchestrator"  # the class of a config's part "model", which names none
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Says what is left of an argument that a class had in an earlier version.
+
+    Attributes:
+        cls: the class, as configs name it.
+        name: the argument.
+        default: the value with which the class did what it does today.
+        reason: why the argument is gone, or what does the same.
+    """
+
+    cls: str
+    name: str
+    default: Any
+    reason: str
+
+    @property
+    def option(self) -> str:
+        """The argument's name after that of its class, or after that of the part of a config that names no class."""
+        holder = "model" if self.cls == ORCHESTRATOR else self.cls.rpartition(".")[2]
+        return f"{holder}.{self.name}"
+
+
+GONE = (
+    Gone(
+        ORCHESTRATOR,
+        "local_graph",
+        False,
+        "local steps are no longer captured as CUDA graphs, which keep what a step reads",
+    ),
+    Gone("fl_lightning.callbacks.FedAvgM", "convention", "heavy ball", "model.server_optimizer has other momenta"),
+    Gone("fl_lightning.callbacks.SaveCohorts", "path", "cohorts.txt", "the file in the run folder is cohorts.txt"),
+)
+
+
+def take_out_gone(config: dict[str, Any]) -> list[tuple[Gone, Any]]:
+    """Take the arguments that are gone out of a config, in place; return each with its value there."""
+    taken = []
+    for path, arguments in _classes_in(config):
+        for gone in GONE:
+            if gone.cls == path and gone.name in arguments:
+                taken.append((gone, arguments.pop(gone.name)))
+    return taken
+
+
+def check_gone(path: object, taken: Sequence[tuple[Gone, Any]]) -> None:
+    """Refuse what was taken out of a run's config unless it was the default.
+
+    Args:
+        path: the file that holds the config, for the message.
+        taken: see :func:`take_out_gone`.
+
+    Raises:
+        ConfigurationError: a value was not the default, so that today's class does something else.
+    """
+    for gone, value in taken:
+        if value != gone.default:
+            raise ConfigurationError(
+                f"{path}: {gone.option} is {value} there, and gone: {gone.reason}; take it out of a copy of the file, "
+                "for a new run or to go on with --resume_changed true"
+            )
+
+
+def without_later(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a config without the arguments that one version lacks, where they do as the version that lacks them.
+
+    They are those that the classes declare by :func:`fl_lightning.later.later`, and those of ``GONE``.
+    """
+    copied: dict[str, Any] = copy.deepcopy(dict(config))
+    for path, arguments in _classes_in(copied):
+        cls = class_at(path)
+        idle = later_arguments(cls) if cls else {}
+        idle |= {gone.name: gone.default for gone in GONE if gone.cls == path}
+        for name, value in idle.items():
+            if name in arguments and _as_text(arguments[name]) == _as_text(value):
+                del arguments[name]
+    return copied
+
+
+def class_at(path: Any) -> type | None:
+    """Import the class of a path; None if there is no such class."""
+    with suppress(ErrorDuringImport):
+        cls = locate(str(path))
+        return cls if isinstance(cls, type) else None
+    return None
+
+
+def _classes_in(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Find the classes of a config: their paths and their arguments, which may be changed in place."""
+    model = config.get("model")
+    if isinstance(model, dict):
+        yield ORCHESTRATOR, model
+    inside: list[Any] = [config]
+    while inside:
+        part = inside.pop()
+        if isinstance(part, list):
+            inside += part
+        elif isinstance(part, dict):
+            arguments = part.get("init_args")
+            if "class_path" in part and isinstance(arguments, dict):
+                yield str(part["class_path"]), arguments
+            inside += part.values()
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value, default=str)  # of tuples and lists alike
