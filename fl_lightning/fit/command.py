@@ -40,7 +40,7 @@ from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.processes import choose_processes, count_cores, may_be_copied
 from fl_lightning.fit.stop_signals import Stopping
 from fl_lightning.lightning_private import started_from_outside
-from fl_lightning.runs.config.earlier import take_out_gone
+from fl_lightning.runs.config.earlier import bring_up_to_date
 from fl_lightning.runs.config.resuming import Resumed, affecting, changed_settings, check_unchanged, tracked_run
 from fl_lightning.runs.folder.checkpoints import checkpoint_of, last_of_run
 from fl_lightning.runs.folder.files import CONFIG, NOT_RECORDED, read_mapping
@@ -233,7 +233,7 @@ class FederatedCLI(LightningCLI):
                 f"ckpt_path: {folder} is a run from Python: go on there, by trainer.fit(…, ckpt_path=…), or begin a "
                 f"new run with its model, by --model.init_from {folder}"
             )
-        taken = take_out_gone(before)
+        taken = bring_up_to_date(before)
         with suppress(ParsingError):  # of a class or an argument that is no longer there: compared as written
             before = read_yaml(CONFIG, parser.dump(parser.parse_object(deepcopy(before)), skip_unset=False))
         changed = changed_settings(before, read_yaml(CONFIG, parser.dump(config, skip_unset=False)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
@@ -19,7 +20,7 @@ from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.helps.class_lists import KINDS, listing, plain
 from fl_lightning.fit.helps.page import brief
 from fl_lightning.fit.messages import ParsingError
-from fl_lightning.runs.config.earlier import check_gone, take_out_gone
+from fl_lightning.runs.config.earlier import bring_up_to_date, check_gone
 from fl_lightning.runs.folder.files import is_config_of_run
 from fl_lightning.runs.folder.yaml_text import check_aliases
 
@@ -41,15 +42,17 @@ class Parser(LightningArgumentParser):
 
     @override
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
-        """Parse a config; of a run folder's, which an earlier version may have written, without what is gone."""
+        """Parse a config; a run folder's, which an earlier version may have written, in today's arguments."""
         file = Path(path)
-        if is_config_of_run(file):
-            config = _load(file.read_text(encoding="utf-8"))
-            taken = take_out_gone(config)
-            check_gone(file, taken)
-            if taken:
-                return self.parse_string(yaml.safe_dump(config), file.name, *args, **kwargs)
-        return super().parse_path(path, *args, **kwargs)
+        written = _load(file.read_text(encoding="utf-8")) if is_config_of_run(file) else None
+        config = deepcopy(written)
+        if isinstance(config, dict):
+            check_gone(file, bring_up_to_date(config))
+        if config == written:
+            parsed: Namespace = super().parse_path(path, *args, **kwargs)
+        else:
+            parsed = self.parse_string(yaml.safe_dump(config), file.name, *args, **kwargs)
+        return parsed
 
     @override
     def format_help(self, *args: Any, **kwargs: Any) -> str:

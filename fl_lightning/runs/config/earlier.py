@@ -1,4 +1,4 @@
-"""Configs of earlier versions: without arguments that are gone, beside configs with arguments that came later."""
+"""Configs of earlier versions: what is gone since, and what came later and does as before."""
 
 from __future__ import annotations
 
@@ -49,12 +49,20 @@ GONE = (
     Gone("fl_lightning.callbacks.FedAvgM", "convention", "heavy ball", "model.server_optimizer has other momenta"),
     Gone("fl_lightning.callbacks.SaveCohorts", "path", "cohorts.txt", "the file in the run folder is cohorts.txt"),
 )
+# What classes did before they had an argument whose default does something else: none may come since 0.3.0.
+LACKING = {"fl_lightning.callbacks.FedGAMCV": {"control": "paper"}}
 
 
-def take_out_gone(config: dict[str, Any]) -> list[tuple[Gone, Any]]:
-    """Take the arguments that are gone out of a config, in place; return each with its value there."""
+def bring_up_to_date(config: dict[str, Any]) -> list[tuple[Gone, Any]]:
+    """Let a run's config say what the run did in today's arguments, in place.
+
+    Returns:
+        The arguments that are gone, which are taken out, each with its value there.
+    """
     taken = []
     for path, arguments in _classes_in(config):
+        for name, value in LACKING.get(path, {}).items():
+            arguments.setdefault(name, value)
         for gone in GONE:
             if gone.cls == path and gone.name in arguments:
                 taken.append((gone, arguments.pop(gone.name)))
@@ -66,7 +74,7 @@ def check_gone(path: object, taken: Sequence[tuple[Gone, Any]]) -> None:
 
     Args:
         path: the file that holds the config, for the message.
-        taken: see :func:`take_out_gone`.
+        taken: see :func:`bring_up_to_date`.
 
     Raises:
         ConfigurationError: a value was not the default, so that today's class does something else.

@@ -8,7 +8,7 @@ import pytest
 
 from fl_lightning import ConfigurationError, FederatedCallback
 from fl_lightning.later import later
-from fl_lightning.runs.config.earlier import check_gone, class_at, take_out_gone, without_later
+from fl_lightning.runs.config.earlier import bring_up_to_date, check_gone, class_at, without_later
 from fl_lightning.runs.config.settings import named_settings, settings_fingerprint
 
 HERE = f"{__name__}."
@@ -63,7 +63,7 @@ def test_the_config_that_is_compared_stays_as_it_is() -> None:
 def test_arguments_that_are_gone_are_taken_out_and_refused_unless_they_were_the_default() -> None:
     momentum = {"class_path": "fl_lightning.callbacks.FedAvgM", "init_args": {"momentum": 0.5, "convention": "ema"}}
     run = {"trainer": {"callbacks": [momentum]}, "model": {"local_graph": False}}
-    taken = take_out_gone(run)
+    taken = bring_up_to_date(run)
     assert momentum["init_args"] == {"momentum": 0.5}
     assert run["model"] == {}
     assert {(gone.option, value) for gone, value in taken} == {
@@ -77,7 +77,15 @@ def test_arguments_that_are_gone_are_taken_out_and_refused_unless_they_were_the_
 
 def test_an_argument_of_that_name_of_another_class_stays() -> None:
     own = {"class_path": "mine.FedAvgM", "init_args": {"convention": "heavy ball"}}
-    assert take_out_gone({"trainer": {"callbacks": own}, "data": {"init_args": {"local_graph": False}}}) == []
+    assert bring_up_to_date({"trainer": {"callbacks": own}, "data": {"init_args": {"local_graph": False}}}) == []
+
+
+@pytest.mark.parametrize(("written", "today"), [({}, {"control": "paper"}), ({"control": None}, {"control": None})])
+def test_a_rule_that_got_another_default_does_as_before(written: dict[str, Any], today: dict[str, Any]) -> None:
+    """FedGAMCV had the paper's control variates up to 0.2.0, and has those of its variant since 0.3.0."""
+    rule = {"class_path": "fl_lightning.callbacks.FedGAMCV", "init_args": written}
+    bring_up_to_date({"trainer": {"callbacks": [rule]}})
+    assert rule["init_args"] == today
 
 
 @pytest.mark.parametrize("path", ["NotThere", "fl_lightning.callbacks.NotThere", "not_there.Rule", "os.getcwd", None])
