@@ -132,7 +132,7 @@ NO_USERS_BUSINESS = {
     "fl_lightning.engine.module.params": {"join", "memory_order"},
     "fl_lightning.seeding": {"derive", "generator", "seed_globals"},
     # messages and errors in the package's own words
-    "fl_lightning.engine.federation.clients": {"remedy", "TRANSFER_HOOKS", "content_of", "names_of"},
+    "fl_lightning.engine.federation.clients": {"remedy", "TRANSFER_HOOKS", "ClientData", "content_of", "names_of"},
     "fl_lightning.errors": {"nearest", "values_of"},
     # files and pictures of the run folder
     "fl_lightning.files": {"whole"},

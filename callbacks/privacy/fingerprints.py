@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from fl_lightning import FederatedDataModule
 from fl_lightning.engine.federation.batches import CPU, in_memory, take
-from fl_lightning.engine.federation.clients import content_of, names_of
+from fl_lightning.engine.federation.clients import ClientData, content_of, names_of
 from fl_lightning.seeding import isolated, seed_globals
 
 
-def client_fingerprints(data: FederatedDataModule) -> torch.Tensor:
+def client_fingerprints(data: ClientData) -> torch.Tensor:
     """Hash each client's name and all of its examples: (N, 16) uint8; zeros for examples that have no bytes, or fail.
 
     Two clients with the same fingerprint are the same client. Examples that draw random numbers are read with fixed
@@ -34,7 +33,7 @@ def client_fingerprints(data: FederatedDataModule) -> torch.Tensor:
     return found
 
 
-def _all_examples(data: FederatedDataModule, client: int) -> Iterator[bytes]:
+def _all_examples(data: ClientData, client: int) -> Iterator[bytes]:
     """Yield the bytes of a client's examples: tensors whole, other examples one by one."""
     if not int(data.sizes[client]):
         return
