@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.engine.module.adapted import adapted_layers, known_class
+from fl_lightning.engine.hosting.adapted import adapted_layers, known_class
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
 
 Adapt = Literal["full", "head", "lora"]

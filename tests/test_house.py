@@ -127,10 +127,13 @@ NO_USERS_BUSINESS = {
     # ExampleDP asks what has a batch in its hands, and private rules who the clients are
     "fl_lightning.datamodules.tables.columns": {"LazyImages", "Tuples"},
     "fl_lightning.engine.training.local_training": {"HOOKS"},
+    "fl_lightning.engine.federation.batches": {"CPU", "in_memory", "take"},
+    # an argument that came after a release
+    "fl_lightning.later": {"later"},
     # second derivatives of a module's loss need its tensors in the order in which they lie in memory
     "fl_lightning.engine.module.logged": {"in_use", "spare_metrics"},
     "fl_lightning.engine.module.params": {"join", "memory_order"},
-    "fl_lightning.seeding": {"derive", "generator", "seed_globals"},
+    "fl_lightning.seeding": {"derive", "generator", "isolated", "seed_globals"},
     # messages and errors in the package's own words
     "fl_lightning.engine.federation.clients": {"remedy", "TRANSFER_HOOKS", "ClientData", "content_of", "names_of"},
     "fl_lightning.errors": {"nearest", "values_of"},
@@ -139,7 +142,7 @@ NO_USERS_BUSINESS = {
     "fl_lightning.runs.critical_round": {"critical_round"},
     "fl_lightning.runs.pictures": {"draw_cosines", "draw_surfaces"},
     # what peft and transformers have put into a network
-    "fl_lightning.engine.module.adapted": {"adapted_layers", "known_class"},
+    "fl_lightning.engine.hosting.adapted": {"adapted_layers", "known_class"},
     "fl_lightning.models.adapters": {"transposed_linear"},
     # layers of the shipped networks
     "fl_lightning.models.layers": {"find_classifier", "find_layer"},

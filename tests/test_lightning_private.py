@@ -33,6 +33,15 @@ LIGHTNING = {  # its private names that a module uses or overrides itself; all o
     "runs/loggers/mlflow.py": {"_run_id"},
 }
 OTHERS = {  # private names of other libraries
+    "callbacks/adapters/low_rank.py": {"_forward_hooks", "_forward_pre_hooks", "_parameters"},  # torch
+    "callbacks/privacy/by_example.py": {  # torch
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_base",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+    },
+    "callbacks/privacy/example_dp.py": {"_backward_hooks", "_post_accumulate_grad_hooks"},  # torch
     "cli.py": {"_exit"},  # os, where it is public
     "engine/devices/strategy.py": {"_configure_launcher", "_get_default_store", "_start_method"},  # Lightning's; torch
     "engine/training/in_lockstep/obstacles.py": {  # torch

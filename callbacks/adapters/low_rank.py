@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from fl_lightning import Cohort, ConfigurationError, Server
-from fl_lightning.engine.module.adapted import adapted_layers, known_class
+from fl_lightning.engine.hosting.adapted import adapted_layers, known_class
 from fl_lightning.models.adapters import transposed_linear
 
 LORA = "peft.tuners.lora.layer"

@@ -27,8 +27,8 @@ from fl_lightning.datamodules.tables.columns import (
     image_columns,
     prepared,
 )
-from fl_lightning.datamodules.tables.owners import own_rows
-from fl_lightning.datamodules.tables.splits import choose_splits, leave_unlabelled_out, move_to_test
+from fl_lightning.datamodules.tables.rows.owners import own_rows
+from fl_lightning.datamodules.tables.rows.splits import choose_splits, leave_unlabelled_out, move_to_test
 from fl_lightning.datamodules.tables.tokens import tokenized
 from fl_lightning.datamodules.tables.values import check_class_names, check_examples, classes_of, column_of, groups_of
 from fl_lightning.engine.federation.batches import Examples

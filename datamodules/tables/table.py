@@ -23,8 +23,8 @@ from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
 from fl_lightning.datamodules.partition import Natural
 from fl_lightning.datamodules.partition.steps.parts import Parts
-from fl_lightning.datamodules.tables.names import as_written, distinct, in_both, positions
-from fl_lightning.datamodules.tables.owners import own_rows
+from fl_lightning.datamodules.tables.rows.names import as_written, distinct, in_both, positions
+from fl_lightning.datamodules.tables.rows.owners import own_rows
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.later import later
 

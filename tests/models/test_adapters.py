@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning import ConfigurationError
-from fl_lightning.engine.module.adapted import adapted_layers
+from fl_lightning.engine.hosting.adapted import adapted_layers
 from fl_lightning.models.adapters import adapt, keep_frozen
 
 

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fl_lightning.engine.hosting.adapted import adapted_layers
 from fl_lightning.engine.hosting.saving import LEFT_OUT, own_names, shape
-from fl_lightning.engine.module.adapted import adapted_layers
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import isolated
 

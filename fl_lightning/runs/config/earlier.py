@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,14 +88,18 @@ def check_gone(path: object, taken: Sequence[tuple[Gone, Any]]) -> None:
             )
 
 
-def without_later(config: Mapping[str, Any]) -> dict[str, Any]:
+def without_later(config: Mapping[str, Any], imports: bool = True) -> dict[str, Any]:
     """Copy a config without the arguments that one version lacks, where they do as the version that lacks them.
 
     They are those that the classes declare by :func:`fl_lightning.later.later`, and those of ``GONE``.
+
+    Args:
+        config: the config.
+        imports: whether classes that are not loaded are imported; else nothing is known of what these declare.
     """
     copied: dict[str, Any] = copy.deepcopy(dict(config))
     for path, arguments in _classes_in(copied):
-        cls = class_at(path)
+        cls = class_at(path) if imports else _loaded_class(path)
         idle = later_arguments(cls) if cls else {}
         idle |= {gone.name: gone.default for gone in GONE if gone.cls == path}
         for name, value in idle.items():
@@ -109,6 +114,14 @@ def class_at(path: Any) -> type | None:
         cls = locate(str(path))
         return cls if isinstance(cls, type) else None
     return None
+
+
+def _loaded_class(path: str) -> type | None:
+    """Return the class of a path if its module has been imported; a report imports no code of a run."""
+    module, _, name = path.rpartition(".")
+    loaded = sys.modules.get(module)
+    cls = vars(loaded).get(name) if loaded else None  # getattr would import what a package imports on first use
+    return cls if isinstance(cls, type) else None
 
 
 def _classes_in(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

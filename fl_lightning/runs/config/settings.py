@@ -61,7 +61,7 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str,
     """
     names = []
     arguments: dict[str, Any] = {}
-    for rule in _chain(without_later(_plain(config)), rules):
+    for rule in _chain(without_later(_plain(config), imports=False), rules):
         settings = _flat(rule, "")
         rule_name = short(settings.pop(CLASS))
         names.append(rule_name)
@@ -79,7 +79,7 @@ def own_settings(config: Mapping[str, Any], free: Sequence[str] = ()) -> dict[st
         config: a run's config.
         free: dotted names of settings to leave out beside those of ``ELSEWHERE``.
     """
-    config = without_later(_plain(config))
+    config = without_later(_plain(config), imports=False)
     (config.get("trainer") or {}).pop("callbacks", None)
     flat = _flat(config, "")
     left_out = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names] + list(free)

@@ -90,7 +90,7 @@ def test_plain_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> No
     Jupyter and services that run tests force colours where nothing can be redrawn.
     """
     monkeypatch.setenv("FORCE_COLOR", "1")
-    out = fit("--trainer.callbacks+=ConflictMonitor").out.splitlines()
+    out = fit("--trainer.callbacks+=ConflictMonitor", "--trainer.devices=1").out.splitlines()
     number = r"\d+\.\d{4}"
     metrics = rf"val/top1 {number}  conflict/ratio {number}  train/loss {number}"
     assert len(out) == 6

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.datamodules import HuggingFace
-from fl_lightning.datamodules.tables.splits import move_to_test
+from fl_lightning.datamodules.tables.rows.splits import move_to_test
 from fl_lightning.errors import ConfigurationError
 
 datasets: Any = pytest.importorskip("datasets")

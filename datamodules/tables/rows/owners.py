@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
-from fl_lightning.datamodules.tables.names import positions
+from fl_lightning.datamodules.tables.rows.names import positions
 from fl_lightning.errors import ConfigurationError
 
 

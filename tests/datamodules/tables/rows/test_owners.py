@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fl_lightning.datamodules.tables.owners import own_rows
+from fl_lightning.datamodules.tables.rows.owners import own_rows
 from fl_lightning.errors import ConfigurationError
 
 
