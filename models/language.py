@@ -329,11 +329,13 @@ def show_padding(network: Any) -> None:
 def _fill_up(network: Any, values: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Put a token in the place of -100 in the tokens that a network's base gets."""
     padding = getattr(network.config, "pad_token_id", None)
-    has_own = padding is not None and 0 <= padding < network.get_input_embeddings().num_embeddings
+    if padding is None or not 0 <= padding < network.get_input_embeddings().num_embeddings:
+        padding = 0
 
     def filled(value: Any) -> Any:
-        is_tokens = isinstance(value, Tensor) and value.dtype == torch.int64
-        return value.masked_fill(value == NOTHING, padding if has_own else 0) if is_tokens else value
+        if isinstance(value, Tensor) and value.dtype == torch.int64:
+            return value.masked_fill(value == NOTHING, padding)
+        return value
 
     return tuple(map(filled, values)), {name: filled(value) for name, value in named.items()}
 

@@ -37,8 +37,16 @@ def leads_back(path: Path, folder: Path) -> bool:
 
 def resolved(folders: Sequence[Path]) -> list[Path]:
     """Resolve the links in the paths of many folders, and those above the folders once."""
-    above = {parent: parent.resolve() for parent in {folder.parent for folder in folders}}
-    return [folder.resolve() if folder.is_symlink() else above[folder.parent] / folder.name for folder in folders]
+    above: dict[Path, Path] = {}
+    found: list[Path] = []
+    for folder in folders:
+        if folder.is_symlink():
+            found.append(folder.resolve())
+            continue
+        if folder.parent not in above:
+            above[folder.parent] = folder.parent.resolve()
+        found.append(above[folder.parent] / folder.name)
+    return found
 
 
 def check_apart(folders: Sequence[Path]) -> None:
