@@ -14,6 +14,7 @@ from math import inf
 from operator import index
 from types import FrameType
 
+LARGEST = 2.0**128  # no float32 number is as large
 SMALLEST = 2.0**-126  # smallest float32 number with full precision; division by a smaller one may overflow
 # errno values of OSErrors whose cause is the machine (full disk, …), not the file that is read or written.
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EROFS, errno.ENOMEM}
@@ -68,7 +69,7 @@ def check_choice(name: str, value: object, *choices: object) -> None:
 
 
 def check_positive(**values: float) -> None:
-    """Refuse a number that is not positive and finite, or that float32 cannot divide by.
+    """Refuse a number that is not positive and finite in float32, or that float32 cannot divide by.
 
     >>> from fl_lightning import check_positive
     >>> check_positive(mu=0.1, tau=-1.0)
@@ -80,11 +81,11 @@ def check_positive(**values: float) -> None:
         values: the numbers, by the names of the arguments that have them.
 
     Raises:
-        ConfigurationError: a number is infinite, nan, or less than 2⁻¹²⁶.
+        ConfigurationError: a number is nan, less than 2⁻¹²⁶ or not less than 2¹²⁸.
     """
     for name, value in values.items():
-        if not 0 < value < inf:  # also refuses nan
-            raise ConfigurationError(f"{name} must be positive and finite, got {value}")
+        if not 0 < value < LARGEST:  # also refuses nan
+            raise ConfigurationError(f"{name} must be positive and finite{_in_float32(value)}, got {value}")
         if value < SMALLEST:
             raise ConfigurationError(
                 f"{name} must be at least {SMALLEST:.2g}, the smallest number that float32 can divide by, got {value}"
@@ -92,7 +93,7 @@ def check_positive(**values: float) -> None:
 
 
 def check_not_negative(**values: float) -> None:
-    """Refuse a number that is not at least 0 and finite.
+    """Refuse a number that is not at least 0 and finite in float32.
 
     >>> from fl_lightning import check_not_negative
     >>> check_not_negative(mu=-0.1)
@@ -104,11 +105,15 @@ def check_not_negative(**values: float) -> None:
         values: the numbers, by the names of the arguments that have them.
 
     Raises:
-        ConfigurationError: a number is negative, infinite or nan.
+        ConfigurationError: a number is negative, nan or not less than 2¹²⁸.
     """
     for name, value in values.items():
-        if not 0 <= value < inf:  # also refuses nan
-            raise ConfigurationError(f"{name} must be at least 0 and finite, got {value}")
+        if not 0 <= value < LARGEST:  # also refuses nan
+            raise ConfigurationError(f"{name} must be at least 0 and finite{_in_float32(value)}, got {value}")
+
+
+def _in_float32(value: float) -> str:
+    return " in float32" if LARGEST <= value < inf else ""
 
 
 def check_at_least(least: int, **values: int) -> None:

@@ -95,7 +95,7 @@ class FedGAM(FederatedCallback):
         rho_prime: float = 0.2,
     ) -> None:
         check_choice("variant", variant, "paper", "released")
-        check_not_negative(alpha=alpha, rho=rho, rho_prime=rho_prime)
+        check_not_negative(alpha=alpha, rho=rho, rho_prime=rho_prime, **{"alpha × rho": alpha * rho})
         self.variant, self.alpha, self.rho, self.rho_prime = variant, alpha, rho, rho_prime
 
     @override

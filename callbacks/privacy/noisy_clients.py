@@ -38,6 +38,7 @@ class NoisyClients(PrivateRule, ABC):
 
     def __init__(self, clip: float = 1.0, noise_multiplier: float = 1.0, delta: float = 1e-5) -> None:
         check_positive(clip=clip, noise_multiplier=noise_multiplier)
+        check_positive(**{"noise_multiplier × clip": noise_multiplier * clip})
         check_within("(0, 1)", delta=delta)
         self.clip, self.noise_multiplier, self.delta = clip, noise_multiplier, delta
 

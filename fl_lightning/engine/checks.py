@@ -53,7 +53,7 @@ def check_settings(given: Mapping[str, Any]) -> None:
         raise ConfigurationError(
             f"give local_lr_scheduler or local_lr_decay, got both, local_lr_decay={decay}: leave one out"
         )
-    if given["compile_clients"] is True and at_once == 1:
+    if given["compile_clients"] and at_once == 1:
         raise ConfigurationError("compile_clients compiles clients that train at once: set clients_at_once as well")
 
 

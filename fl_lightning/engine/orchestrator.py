@@ -139,8 +139,8 @@ class FederatedOrchestrator(ClientHost):
             most of their time; "auto" chooses the number: 1 where training in lock-step saves no time, as two rounds
             show. Results differ by rounding from those of clients that train one after another.
         compile_clients: whether ``torch.compile`` compiles the local steps of clients that train at once, which takes
-            some seconds at the first step and saves small models most of each later one; "auto" compiles if the rounds
-            that are left will save more time than that takes. It needs a C++ compiler. Results differ by rounding.
+            up to 20 s at the first step and saves small models most of each later one. It needs a C++ compiler. Results
+            differ by rounding.
         on_hidden_state: treatment of a fit whose first client, trained again after the others of its round, ends in
             other bits: "warn" says what survives from client to client beside parameters and buffers, "raise" stops the
             run, "off" trains no client again.
@@ -176,7 +176,7 @@ class FederatedOrchestrator(ClientHost):
         init_from: str | None = None,
         seed: int = 0,
         clients_at_once: int | Literal["auto"] = 1,
-        compile_clients: bool | Literal["auto"] = "auto",
+        compile_clients: bool = False,
         on_hidden_state: OnHiddenState = "warn",
         channels_last: bool = False,
         cohort_memory: str | None = None,

@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from fl_lightning.commands import CommandParser, counted, whole_number
 from fl_lightning.errors import ConfigurationError
@@ -57,6 +58,9 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
         raise ConfigurationError(
             "--ledger takes all experiments and trains nothing: give --out alone, the folder of all results"
         )
+    for name, page in (("ledger", asked.ledger), ("answers", asked.answers)):
+        if page and Path(page).is_dir():
+            raise ConfigurationError(f"--{name} must be a file, got {page}, a folder: give {Path(page, name)}.md")
     if asked.ledger is None and asked.answers is None and not asked.id:
         raise ConfigurationError("reproduce needs the id of an experiment: fl-lightning reproduce --list names all")
     if asked.until_decided and runs.shard[1] > 1:

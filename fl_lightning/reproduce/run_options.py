@@ -79,9 +79,9 @@ def read_options(
     if unknown:
         known = re.findall(r"--([\w-]+)", parser.format_usage())
         raise ConfigurationError(_what_is_wrong(unknown[0], known))
-    check_options(["fit", *passed_on])
     short_names = {"trainer.max_epochs": asked.rounds, "trainer.accelerator": asked.accelerator}
     given = [option(name, value) for name, value in short_names.items() if value is not None]
+    check_options(["fit", *given, *passed_on])
     return asked, RunOptions(
         line=f"fl-lightning {' '.join(args)}",
         out=Path(asked.out),

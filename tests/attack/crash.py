@@ -40,7 +40,7 @@ ROUNDS = 10
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WRITING = {"os.rename", "os.remove", "os.mkdir", "os.truncate", "shutil.rmtree"}
 LOGGERS = {"none": [], "tensorboard": ["TensorBoardLogger"], "wandb": ["WandbLogger"]}
-KNOWN = {"config.yaml", "environment.yaml", "metrics.csv", "timings.csv"}
+KNOWN = {"better.yaml", "config.yaml", "environment.yaml", "metrics.csv", "timings.csv"}
 HANG = 300  # seconds after which a run hangs
 GRACE = 15  # seconds after which the ranks of an interrupted run must have ended
 

@@ -134,3 +134,20 @@ def test_out_of_range(
 @pytest.mark.parametrize(("alpha", "tau"), [(-0.1, 1), (1.1, 1), (nan, 1), (0.1, -1)])
 def test_two_arguments_in_one_message(alpha: float, tau: int) -> None:
     assert said("FedFV", alpha=alpha, tau=tau) == f"alpha must be in [0, 1] and tau at least 0, got {alpha} and {tau}"
+
+
+@pytest.mark.parametrize(
+    ("callback", "arguments", "message"),
+    [
+        ("FedProx", {"mu": 1e39}, "mu must be at least 0 and finite in float32, got 1e+39"),
+        ("FedGAM", {"alpha": 1e20, "rho": 1e20}, "alpha × rho must be at least 0 and finite in float32, got 1e+40"),
+        (
+            "LocalDP",
+            {"clip": 1e20, "noise_multiplier": 1e20},
+            "noise_multiplier × clip must be positive and finite in float32, got 1e+40",
+        ),
+    ],
+)
+def test_numbers_that_float32_cannot_hold(callback: str, arguments: dict[str, float], message: str) -> None:
+    """Such a number, or a product of two, would raise in the middle of the first client."""
+    assert said(callback, **arguments) == message

@@ -33,12 +33,10 @@ class KeptWay(NamedTuple):
 
     Attributes:
         at_once: whether clients train at once.
-        compiled: whether steps are compiled.
         padded: whether batches are filled up to one size; None for undecided.
     """
 
     at_once: bool
-    compiled: bool = False
     padded: bool | None = None
 
 

@@ -50,6 +50,8 @@ GONE = (
     Gone("fl_lightning.callbacks.FedAvgM", "convention", "heavy ball", "model.server_optimizer has other momenta"),
     Gone("fl_lightning.callbacks.SaveCohorts", "path", "cohorts.txt", "the file in the run folder is cohorts.txt"),
 )
+# Defaults of 0.3.0 that arguments no longer take, and the defaults of today, which do the same but for rounding.
+DEFAULTS = {ORCHESTRATOR: {"compile_clients": ("auto", False)}}
 # What classes did before they had an argument whose default does something else: none may come since 0.3.0.
 LACKING = {"fl_lightning.callbacks.FedGAMCV": {"control": "paper"}}
 
@@ -62,6 +64,7 @@ def bring_up_to_date(config: dict[str, Any]) -> list[tuple[Gone, Any]]:
     """
     taken = []
     for path, arguments in _classes_in(config):
+        _replace_defaults(path, arguments, today=True)
         for name, value in LACKING.get(path, {}).items():
             arguments.setdefault(name, value)
         for gone in GONE:
@@ -88,7 +91,7 @@ def check_gone(path: object, taken: Sequence[tuple[Gone, Any]]) -> None:
             )
 
 
-def without_later(config: Mapping[str, Any], imports: bool = True) -> dict[str, Any]:
+def without_later(config: Mapping[str, Any], imports: bool = True, today: bool = True) -> dict[str, Any]:
     """Copy a config without the arguments that one version lacks, where they do as the version that lacks them.
 
     They are those that the classes declare by :func:`fl_lightning.later.later`, and those of ``GONE``.
@@ -96,9 +99,11 @@ def without_later(config: Mapping[str, Any], imports: bool = True) -> dict[str, 
     Args:
         config: the config.
         imports: whether classes that are not loaded are imported; else nothing is known of what these declare.
+        today: whether defaults of 0.3.0 that are gone become those of today, or those of today become these.
     """
     copied: dict[str, Any] = copy.deepcopy(dict(config))
     for path, arguments in _classes_in(copied):
+        _replace_defaults(path, arguments, today)
         cls = class_at(path) if imports else _loaded_class(path)
         idle = later_arguments(cls) if cls else {}
         idle |= {gone.name: gone.default for gone in GONE if gone.cls == path}
@@ -106,6 +111,13 @@ def without_later(config: Mapping[str, Any], imports: bool = True) -> dict[str, 
             if name in arguments and _as_text(arguments[name]) == _as_text(value):
                 del arguments[name]
     return copied
+
+
+def _replace_defaults(path: str, arguments: dict[str, Any], today: bool) -> None:
+    for name, defaults in DEFAULTS.get(path, {}).items():
+        replaced, new = defaults if today else reversed(defaults)
+        if arguments.get(name) == replaced:
+            arguments[name] = new
 
 
 def class_at(path: Any) -> type | None:

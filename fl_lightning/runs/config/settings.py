@@ -37,7 +37,7 @@ LONGEST_VALUE = 100  # largest number of characters of a value in a message
 
 def settings_fingerprint(config: Mapping[str, Any]) -> str:
     """Hash all settings that affect the result, except the seed, to 16 hexadecimal digits."""
-    config = without_later(config)
+    config = without_later(config, today=False)  # so that the runs of 0.3.0 keep their names
     parts: dict[str, Any] = {"": {key: value for key, value in config.items() if not isinstance(value, dict)}}
     parts |= {key: value for key, value in config.items() if isinstance(value, dict)}
     for part, names in ELSEWHERE.items():

@@ -204,3 +204,11 @@ def test_a_file_that_holds_no_results() -> None:
     Path("results.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ConfigurationError, match=r"expected columns round and seed in results\.csv, got a, b"):
         read(Path("results.csv"))
+
+
+@pytest.mark.parametrize("option", ["ledger", "answers"])
+def test_a_folder_is_no_page(option: str) -> None:
+    """The pictures beside the page would have its name."""
+    result = run("reproduce", f"--{option}", ".")
+    assert result.status == 2
+    assert result.err == f"fl-lightning: error: --{option} must be a file, got ., a folder: give {option}.md\n"

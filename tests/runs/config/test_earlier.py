@@ -75,6 +75,15 @@ def test_arguments_that_are_gone_are_taken_out_and_refused_unless_they_were_the_
         check_gone("config.yaml", taken)
 
 
+def test_a_value_that_is_gone_counts_as_what_does_the_same_today() -> None:
+    """Up to 0.3.0, compile_clients was "auto" unless it was given."""
+    run, today = config({}, {}, {"compile_clients": "auto"}), config({}, {}, {"compile_clients": False})
+    assert settings_fingerprint(run) == settings_fingerprint(today)
+    assert named_settings(run, ["Rule"]) == named_settings(today, ["Rule"])
+    assert bring_up_to_date(run) == []
+    assert run == today
+
+
 def test_an_argument_of_that_name_of_another_class_stays() -> None:
     own = {"class_path": "mine.FedAvgM", "init_args": {"convention": "heavy ball"}}
     assert bring_up_to_date({"trainer": {"callbacks": own}, "data": {"init_args": {"local_graph": False}}}) == []

@@ -392,7 +392,7 @@ def federated(
     start: Path | None = None,
     end: Path | None = None,
     order: tuple[int, ...] = (0, 1, 2, 3),
-    compiled: Any = "auto",
+    compiled: bool = False,
     **flags: Any,
 ) -> Run:
     lines: list[str] = []
