@@ -41,6 +41,7 @@ def _options(limit: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", max(limit, LIMITS["head"])),
         ("grpc.keepalive_time_ms", PING_MS),
         ("grpc.keepalive_timeout_ms", SILENCE_MS),
+        ("grpc.http2.ping_timeout_ms", SILENCE_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),

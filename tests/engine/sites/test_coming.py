@@ -215,7 +215,7 @@ def test_silence_costs_its_client_alone(tmp_path: Path) -> None:
 
 def test_too_few_answers_end_the_run(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"on_bad_update": "skip"}
-    apart = sites(partial(fitted, list, **settings), CLIENTS, tmp_path, Silent, deadline=2.0, min_clients=6)
+    apart = sites(partial(fitted, list, **settings), CLIENTS, tmp_path, Silent, deadline=5.0, min_clients=6)
     with (
         apart as known,
         pytest.raises(TrainingError, match="round 2: 5 of 6 clients have answered, expected at"),
