@@ -47,6 +47,7 @@ def _options(limit: int) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
+        ("grpc.enable_http_proxy", 0),  # the look at the server, which names what is wrong, goes there directly
     ]
 
 
