@@ -22,7 +22,7 @@ from statistics import median
 
 import psutil
 
-from fl_lightning.network.kits import provision
+from fl_lightning.network.kits import make_kits
 
 COMMAND = str(Path(sys.executable).with_name("fl-lightning"))
 MIB = 2**20
@@ -60,7 +60,7 @@ def rounds_of(run: Path) -> list[float]:
 
 def measure(asked: Namespace, sites: int, folder: Path) -> None:
     names = [f"site{number}" for number in range(sites)]
-    provision(names, "localhost", folder / "kits", free_port())
+    make_kits(names, "localhost", folder / "kits", free_port())
     shared = options(asked, sites)
     quiet = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     subprocess.run([COMMAND, "fit", *shared, "--trainer.devices", "1", "--experiment", "here"], check=True, **quiet)

@@ -1,4 +1,4 @@
-"""``fl-lightning serve``, ``join`` and ``keys``: the rounds of a run here, the training of each client at its site."""
+"""``fl-lightning serve`` and ``join``: the rounds of a run here, the training of each client at its site."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import NETWORK, resolve_configs
 from fl_lightning.fit.own_data import begin_anew
 from fl_lightning.inside import inside
-from fl_lightning.network.kits import AUTHORITY, check_installed, provision, site_kit
-from fl_lightning.network.options import Network, keys_arguments
+from fl_lightning.network.kits import site_kit
+from fl_lightning.network.options import Network
 from fl_lightning.network.server import FlareServer
 from fl_lightning.network.site import FlareSite
 from fl_lightning.runs.folder.lock import Holds, held
@@ -258,18 +258,11 @@ def _write_facts(folder: Path, sites: Sequence[str], facts: Sequence[Facts]) -> 
 
 
 def command(args: Sequence[str]) -> int:
-    """Run ``serve …``, ``join …`` or ``keys …``.
+    """Run ``serve …`` or ``join …``.
 
     Returns:
         The exit status: 0, or 128 and the number of the signal that stopped a fit.
     """
-    if args[0] == "keys":
-        options = keys_arguments(args)
-        provision(options.sites, options.server, Path(options.out), options.port)
-        print(f"kits: {', '.join(str(Path(options.out, name)) for name in ('server', *options.sites))}")
-        print(f"keep {Path(options.out, AUTHORITY)} to yourself: it makes further certificates")
-        return 0
-    check_installed()
     keep_freed_memory()
     sys.argv[1:] = args
     given = begin_anew(resolve_configs(["fit", *(argument for argument in args[1:] if argument not in DRY_RUN)]))
