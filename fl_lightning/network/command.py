@@ -1,4 +1,4 @@
-"""``fl-lightning serve``, ``join`` and ``keys``: the rounds of a run here, the training of each client at its site."""
+"""``fl-lightning serve`` and ``join``: the rounds of a run here, the training of each client at its site."""
 
 from __future__ import annotations
 
@@ -276,17 +276,15 @@ def _write_facts(folder: Path, sites: Sequence[str], facts: Sequence[Facts]) -> 
 
 
 def command(args: Sequence[str]) -> int:
-    """Run ``serve …``, ``join …`` or ``keys …``.
+    """Run ``serve …`` or ``join …``.
 
     Returns:
         The exit status: 0, or 128 and the number of the signal that stopped a fit.
     """
-    if args[0] == "keys":
-        return make_keys(args)
-    check_installed()
     keep_freed_memory()
     sys.argv[1:] = args
-    given = begin_anew(resolve_configs(["fit", *(argument for argument in args[1:] if argument not in (*DRY_RUN, ONCE))]))
+    passed_on = [argument for argument in args[1:] if argument not in (*DRY_RUN, ONCE)]
+    given = begin_anew(resolve_configs(["fit", *passed_on]))
     if args[0] == "join":
         torch.set_num_threads(1)
         JoinCLI(given, dry=bool({*DRY_RUN} & {*args}), once=ONCE in args)
