@@ -68,6 +68,8 @@ class ImageFolder(ImageData):
         ConfigurationError: an argument is outside its range; on loading, the data are missing or invalid.
     """
 
+    places = ("root", "cache")
+
     @later(client=None, domain=None, leave_out=(), test_share=0.2)
     def __init__(
         self,

@@ -58,6 +58,8 @@ class ClientFiles(ImageData):
             test examples alone, inputs differ in type or shape, or can mean several things.
     """
 
+    places = ("root",)
+
     @later(inputs=None)
     def __init__(
         self,

@@ -98,6 +98,7 @@ class HuggingFace(PartitionedData):
     """
 
     by_example = True
+    places = ("train",)
 
     @later(subset=None, domain=None, leave_out=(), test_share=0.0, tokenizer=None, length=128)
     @later(channels=None, image_size=None, mean=None, std=None, normalize=True, augment=None, memory_gib=4.0)

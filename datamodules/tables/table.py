@@ -79,6 +79,8 @@ class Table(FederatedDataModule):
             ``test`` holds no client of ``train``.
     """
 
+    places = ("train", "test")
+
     @later(held_out=0.0, domain=None, leave_out=())
     def __init__(
         self,

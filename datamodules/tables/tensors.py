@@ -50,6 +50,8 @@ class Tensors(ImageData):
             loading, arrays are missing, of the wrong type or shape, or not finite.
     """
 
+    places = ("path",)
+
     def __init__(
         self,
         path: str | None = None,

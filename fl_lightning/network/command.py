@@ -23,7 +23,7 @@ from fl_lightning.engine.checks import check_at_sites
 from fl_lightning.engine.federation.batches import CPU
 from fl_lightning.engine.rules.callback import FederatedCallback, federated
 from fl_lightning.engine.sites.data import RemoteData, SiteData
-from fl_lightning.engine.sites.facts import OWN_PATH, Facts, Start, Welcome, sizes_of
+from fl_lightning.engine.sites.facts import Facts, Start, Welcome, sizes_of
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.errors import ConfigurationError
@@ -33,6 +33,7 @@ from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import NETWORK, resolve_configs
 from fl_lightning.fit.own_data import begin_anew
 from fl_lightning.inside import inside
+from fl_lightning.network.alike import compared
 from fl_lightning.network.carrier import GrpcConnection, GrpcServer
 from fl_lightning.network.kits import server_kit, site_kit
 from fl_lightning.network.options import Network
@@ -60,9 +61,7 @@ class _NetworkCLI(FederatedCLI):
         """Collect the settings that must be the same at the server and at all sites, as both send them."""
         module = self.model.client
         forms = [(name, list(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
-        named: dict[str, Any] = {}
-        for name, value in self.settings.items():
-            named[name] = OWN_PATH if _is_place(name, value) else value
+        named = compared(self.written_config)
         named["network.sites"] = self.network.sites
         named["network.dealt"] = self.network.dealt
         named["the module's parameters and buffers"] = hashlib.sha256(json.dumps(forms).encode()).hexdigest()[:16]
@@ -192,11 +191,6 @@ class JoinCLI(_NetworkCLI):
                 return come(connection, welcome)
             except ConnectionError as error:
                 connection.connect_again(str(error))
-
-
-def _is_place(name: str, value: Any) -> bool:
-    """Tell whether a setting says where this machine has its data."""
-    return name.startswith("data.") and isinstance(value, str) and Path(value).exists()
 
 
 class _Stopping(Callback):

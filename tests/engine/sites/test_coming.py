@@ -15,7 +15,6 @@ from lib.command import rows
 from fl_lightning import ConfigurationError, TrainingError
 from fl_lightning.engine.sites.events import Came, Gone, Message
 from fl_lightning.engine.sites.facts import (
-    OWN_PATH,
     Facts,
     Start,
     Welcome,
@@ -144,9 +143,14 @@ def test_a_site_refuses_a_server_with_other_settings() -> None:
     there.close()
 
 
+@pytest.mark.parametrize("told", ["a path of its own", None])
+def test_no_value_of_a_peer_stands_for_any(told: str | None) -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.target \(ill here, .* there\): .* the data module's places"):
+        check_alike({**SETTINGS, "data.target": "ill"}, {**SETTINGS, "data.target": told}, "the server")
+
+
 def test_settings_that_are_alike_pass() -> None:
     check_alike(SETTINGS, dict(reversed(SETTINGS.items())), "the server")
-    check_alike({**SETTINGS, "data.train": OWN_PATH}, {**SETTINGS, "data.train": "none.csv"}, "the server")
 
 
 def test_a_welcome_that_is_none_is_refused() -> None:
