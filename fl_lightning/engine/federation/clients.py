@@ -36,8 +36,8 @@ class ClientData(LightningDataModule):
         num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
         drop_last: whether to leave out a client's last batch if it is smaller than the others.
         collate_fn: function that makes a client's batch from a list of its examples; None for PyTorch's own.
-        measured: names of what is measured on the training examples of all clients, such as "mean and std", each with what to
-            set in its place; private rules refuse it, since it has no noise.
+        measured: names of what is measured on the training examples of all clients, such as "mean and std", each with
+            what to set in its place; private rules refuse it, since it has no noise.
     """
 
     num_clients: int
