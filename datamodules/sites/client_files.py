@@ -59,6 +59,7 @@ class ClientFiles(ImageData):
     """
 
     places = ("root",)
+    from_statistics = ("num_classes",)
 
     @later(inputs=None)
     def __init__(

@@ -51,6 +51,7 @@ class Tensors(ImageData):
     """
 
     places = ("path",)
+    from_statistics = ("mean", "std", "num_classes")
 
     def __init__(
         self,

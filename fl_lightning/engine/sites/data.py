@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from itertools import takewhile
 from traceback import walk_stack
 from typing import Any
@@ -127,8 +126,7 @@ class _Placed(FederatedData):
         )
 
 
-@cache
-def defined_in(kind: type[_Placed]) -> frozenset[str]:
+def defined_in(kind: type) -> frozenset[str]:
     """Return the names that a class defines itself, or inherits from a class down to :class:`FederatedData`."""
     names: set[str] = set()
     for cls in takewhile(lambda cls: cls is not ClientData, kind.__mro__):
