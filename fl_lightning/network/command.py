@@ -164,7 +164,7 @@ class JoinCLI(_NetworkCLI):
         print(f"waiting for the server at {kit.host}:{kit.port} …", flush=True)
         with held(self._folder), FlareSite(Path(network.kit), self._folder / LOGS) as connection:
             print("connected: waiting until all sites are there …", flush=True)
-            start = come(connection, welcome)
+            start = come(connection, welcome, len(network.sites))
             print("the server has let this site in", flush=True)
             self.datamodule = SiteData(own, {client: row}, sizes_of(start), network.sites)
             self.trainer.callbacks.append(_Stopping())  # type: ignore[attr-defined]  # set outside Trainer.__init__

@@ -9,7 +9,14 @@ from time import monotonic
 from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.engine.sites.messages import Incoming, check_incoming, pack_outgoing, unpack_incoming
+from fl_lightning.engine.sites.messages import (
+    Expected,
+    Incoming,
+    Message,
+    pack_outgoing,
+    pack_tensors,
+    unpack_incoming,
+)
 from fl_lightning.engine.sites.sites import Sites, seconds_left
 from fl_lightning.engine.training.one_by_one import KeptWay
 from fl_lightning.errors import TrainingError
@@ -35,9 +42,11 @@ class Elsewhere:
         self._sites = sites
         self.group_size = server.data.largest_cohort  # all sites train at the same time
         self._absent: set[int] = set()  # clients whose sites are gone, as has been told
+        self._expected: Expected | None = None
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Have clients trained; each is taken in, or left out, when its site has answered."""
+        self._expected = self._expected or Expected(self._server)
         for late in self._sites.let_back():
             self._take(round, {}, (), late)
         self._sites.wait_for(clients)
@@ -72,10 +81,14 @@ class Elsewhere:
     def _send(self, round: Round, clients: Sequence[int]) -> dict[int, Outgoing]:
         """Send the model to the sites of clients; return what has been sent, by client."""
         sent: dict[int, Outgoing] = {}
+        shared = None
         for client in clients:
             outgoing = round.outgoing(client)
+            if outgoing.params is not shared:
+                shared = outgoing.params
+                params = pack_tensors({"params": shared})
             try:
-                self._sites.send(client, pack_outgoing(outgoing, self._sites.known_at(client)))
+                self._sites.send(client, pack_outgoing(outgoing, params, self._sites.known_at(client)))
             except OSError as error:
                 round.leave_out(client, f"its site is gone: {error}", speaks=client not in self._absent)
                 self._absent.add(client)
@@ -94,7 +107,9 @@ class Elsewhere:
                 "(network.min_clients): bring the sites back, and go on from the last checkpoint (--ckpt_path last)"
             )
 
-    def _take(self, round: Round, waiting: dict[int, Outgoing], expected: Sequence[int], message: bytes) -> int | None:
+    def _take(
+        self, round: Round, waiting: dict[int, Outgoing], expected: Sequence[int], message: Message
+    ) -> int | None:
         """Take in the answer of a site for one of the clients of whom an answer is expected; return that client."""
 
         def sent_to(client: int) -> Buffers:
@@ -118,11 +133,9 @@ class Elsewhere:
         return incoming.client
 
     def _take_in(self, round: Round, asked: Outgoing, incoming: Incoming) -> None:
-        if incoming.ends:
-            label = self._server.data.client_label(asked.client)
-            raise TrainingError(f"round {round.number}: the site of client {label} ends the run: {incoming.reason}")
+        assert self._expected is not None
         try:
-            check_incoming(incoming, asked)
+            self._expected.check_incoming(incoming, asked)
             self._check_size(asked.client, incoming)
         except TrainingError as error:
             round.leave_out(asked.client, str(error))

@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.engine.module.failures import named_error
 from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.work import Factors
@@ -21,6 +22,7 @@ from fl_lightning.engine.sites.facts import (
     Start,
     Welcome,
     check_alike,
+    check_start,
     kind_of,
     pack_ready,
     pack_told,
@@ -28,10 +30,10 @@ from fl_lightning.engine.sites.facts import (
     unpack_start,
 )
 from fl_lightning.engine.sites.kept import Kept
-from fl_lightning.engine.sites.messages import Incoming, pack_incoming, unpack_outgoing
+from fl_lightning.engine.sites.messages import Expected, Incoming, Message, pack_incoming, unpack_outgoing
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
-from fl_lightning.errors import ConfigurationError, TrainingError, is_exhaustion
+from fl_lightning.errors import ConfigurationError, TrainingError
 
 
 class Outbox:
@@ -62,25 +64,31 @@ class Outbox:
         self.incoming = Incoming(result.client, self.number, result, models[0].clone(), less)
 
     def leave_out(self, client: int, reason: str, error: Exception | None = None) -> None:
-        """Leave out the client, whose training has failed."""
-        self.incoming = Incoming(client, self.number, reason=reason)
+        """Leave out the client, whose training has failed; the reason, which may quote an example, stays here."""
+        warnings.warn(f"round {self.number}: client {client} is left out: {reason}", stacklevel=2)
+        self.incoming = Incoming(client, self.number, reason=reason if error is None else named_error(error))
 
 
 class Connection(Protocol):
     """Carries messages between a site and the server."""
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> Message | None:
         """Wait for the next message; None if there will be no more."""
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Message) -> None:
         """Send a message."""
 
 
-def come(connection: Connection, welcome: Welcome) -> Start:
+def come(connection: Connection, welcome: Welcome, num_clients: int) -> Start:
     """Tell the server that a site is there; return what it answers, once all sites are there.
 
+    Args:
+        connection: carries the messages.
+        welcome: what the site tells.
+        num_clients: N, the number of clients of all sites.
+
     Raises:
-        ConfigurationError: the server has other settings than this site, or refuses the site, or is gone.
+        ConfigurationError: the server has other settings or numbers than this site, or refuses the site, or is gone.
     """
     connection.send(pack_told(welcome))
     message = connection.receive()
@@ -90,6 +98,7 @@ def come(connection: Connection, welcome: Welcome) -> Start:
     check_alike(welcome.settings, start.settings, "the server")
     if start.reason:
         raise ConfigurationError(f"the server refuses this site: {start.reason}")
+    check_start(start, welcome, num_clients)
     return start
 
 
@@ -118,6 +127,7 @@ class Site(Callback):
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         server: Any = pl_module
+        expected = Expected(server)
         self._connection.send(pack_ready())
         while (message := self._connection.receive()) is not None:
             if kind_of(message) == END:
@@ -128,19 +138,17 @@ class Site(Callback):
             self._known = asked.buffers
             if not server.data.has_examples(asked.client):
                 raise TrainingError(f"the server asks for client {asked.client}, whose data are not at this site")
+            expected.check_outgoing(asked)
             try:
                 answer = self._keep(server.train_at_site(self._with_kept(asked)))
+                expected.check_leaving(answer)
             except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                ends = not is_exhaustion(error)  # what this machine lacks ends this site alone
-                self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=reason, ends=ends)))
+                failed = Incoming(asked.client, asked.number, reason=named_error(error))
+                self._connection.send(pack_incoming(failed))
                 raise
             self._connection.send(pack_incoming(answer, asked.buffers))
             if answer.result is not None:
                 self._say(f"round {asked.number}: trained, train/loss {answer.result.loss:.4f}")
-            if answer.reason:
-                label = server.data.client_label(asked.client)
-                warnings.warn(f"round {asked.number}: client {label} is left out: {answer.reason}", stacklevel=2)
         raise StopIteration  # with which Lightning ends a fit
 
     def _with_kept(self, asked: Outgoing) -> Outgoing:

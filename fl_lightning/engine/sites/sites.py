@@ -20,20 +20,21 @@ from fl_lightning.engine.sites.facts import (
     pack_told,
     unpack_welcome,
 )
+from fl_lightning.engine.sites.messages import Message
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 
 class Carrier(Protocol):
     """Carries messages between the server and its sites, each of which has a name that nobody else can take."""
 
-    def send(self, site: str, message: bytes) -> None:
+    def send(self, site: str, message: Message) -> None:
         """Send a message to a site.
 
         Raises:
             OSError: the site is gone.
         """
 
-    def receive(self, timeout: float | None) -> tuple[str, bytes | None]:
+    def receive(self, timeout: float | None) -> tuple[str, Message | None]:
         """Wait for the next message; returns the site that has sent it, and what it says of itself.
 
         In the place of a message, None says that the site is gone, and an empty one that it was only silent, and is
@@ -94,7 +95,7 @@ class Sites:
         self._there: set[str] = set()  # those of them that can train
         self._known: dict[str, Buffers] = {}  # the buffers that each site was sent last
         self._silent: set[str] = set()  # those that were there, and may only be silent
-        self._start: bytes | None = None  # what those are told that come, once all are known
+        self._start: Message | None = None  # what those are told that come, once all are known
 
     def __deepcopy__(self, memo: Any) -> Sites:
         return self  # a copy of the orchestrator talks to the same sites
@@ -138,7 +139,7 @@ class Sites:
     def _count(self, sites: Collection[str]) -> int:
         return sum(len(self._clients[site]) for site in sites)
 
-    def _tell(self, site: str, message: bytes) -> None:
+    def _tell(self, site: str, message: Message) -> None:
         try:
             self.carrier.send(site, message)
         except OSError:
@@ -169,9 +170,9 @@ class Sites:
         """Count the clients whose sites are there."""
         return sum(self._site_of[client] in self._there for client in clients)
 
-    def let_back(self) -> list[bytes]:
+    def let_back(self) -> list[Message]:
         """Let those in that have come back since the last round; return the answers that came too late for it."""
-        late: list[bytes] = []
+        late: list[Message] = []
         try:
             while True:
                 _, message = self.receive(0) or ("", None)
@@ -192,7 +193,7 @@ class Sites:
         while self.present(clients) < least:
             self.receive(None)
 
-    def send(self, client: int, message: bytes) -> None:
+    def send(self, client: int, message: Message) -> None:
         """Send a message to a client's site.
 
         Raises:
@@ -207,7 +208,7 @@ class Sites:
             self._lose(site)
             raise
 
-    def receive(self, timeout: float | None) -> tuple[str, bytes | None] | None:
+    def receive(self, timeout: float | None) -> tuple[str, Message | None] | None:
         """Wait for the next message; returns None if a site has come or come back, or has said that it can train.
 
         Raises:
@@ -230,7 +231,7 @@ class Sites:
             return site, message
         return None
 
-    def _admit(self, site: str, message: bytes) -> None:
+    def _admit(self, site: str, message: Message) -> None:
         """Let a site in, or tell it why not."""
         try:
             welcome = unpack_welcome(message)

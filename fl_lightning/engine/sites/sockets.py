@@ -6,7 +6,9 @@ import selectors
 import socket
 from collections.abc import Mapping
 
-LENGTH = 8  # bytes of the number that says how long a message is
+from fl_lightning.engine.sites.messages import Message
+
+LENGTH = 8  # bytes of the numbers that say how many parts a message has, and how long each is
 
 
 class SocketConnection:
@@ -19,11 +21,11 @@ class SocketConnection:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> Message | None:
         """Wait for the next message; None if the server has closed its end."""
         return read(self._end)
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Message) -> None:
         """Send a message."""
         write(self._end, message)
 
@@ -46,11 +48,11 @@ class SocketCarrier:
         self._ends[site] = end
         self._selector.register(end, selectors.EVENT_READ, site)
 
-    def send(self, site: str, message: bytes) -> None:
+    def send(self, site: str, message: Message) -> None:
         """Send a message to a site."""
         write(self._ends[site], message)
 
-    def receive(self, timeout: float | None) -> tuple[str, bytes | None]:
+    def receive(self, timeout: float | None) -> tuple[str, Message | None]:
         """Wait for the next message; None of a site that has closed its connection, which is told once."""
         if not self._selector.get_map():
             raise ConnectionError("no site is connected any more")
@@ -72,16 +74,25 @@ class SocketCarrier:
             end.close()
 
 
-def write(end: socket.socket, message: bytes) -> None:
-    """Write a message and its length."""
+def write(end: socket.socket, message: Message) -> None:
+    """Write the parts of a message, their number and their lengths."""
     end.sendall(len(message).to_bytes(LENGTH, "big"))
-    end.sendall(message)
+    for part in message:
+        end.sendall(len(part).to_bytes(LENGTH, "big"))
+        end.sendall(part)
 
 
-def read(end: socket.socket) -> bytes | None:
+def read(end: socket.socket) -> Message | None:
     """Read a message; None if the other end is closed."""
-    length = _read_all(end, LENGTH)
-    return None if length is None else _read_all(end, int.from_bytes(length, "big"))
+    count = _read_all(end, LENGTH)
+    parts: list[bytes] = []
+    for _ in range(int.from_bytes(count or b"", "big")):
+        length = _read_all(end, LENGTH)
+        part = None if length is None else _read_all(end, int.from_bytes(length, "big"))
+        if part is None:
+            return None
+        parts.append(part)
+    return None if count is None else parts
 
 
 def _read_all(end: socket.socket, count: int) -> bytes | None:

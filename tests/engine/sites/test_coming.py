@@ -23,7 +23,7 @@ from fl_lightning.engine.sites.facts import (
     pack_told,
     unpack_start,
 )
-from fl_lightning.engine.sites.messages import pack
+from fl_lightning.engine.sites.messages import Message, pack
 from fl_lightning.engine.sites.site import come
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.sites.sockets import SocketCarrier, SocketConnection, read, write
@@ -138,7 +138,7 @@ def test_a_site_refuses_a_server_with_other_settings() -> None:
     here, there = socket.socketpair()
     write(here, pack_told(Start([10, 11, 12], {**SETTINGS, "seed_everything": 2})))
     with pytest.raises(ConfigurationError, match=r"the server to have .*: seed_everything \(1 here, 2 there\)"):
-        come(SocketConnection(there), Welcome("anna", [facts(0)], SETTINGS))
+        come(SocketConnection(there), Welcome("anna", [facts(0)], SETTINGS), 3)
     here.close()
     there.close()
 
@@ -148,9 +148,14 @@ def test_settings_that_are_alike_pass() -> None:
     check_alike({**SETTINGS, "data.train": OWN_PATH}, {**SETTINGS, "data.train": "none.csv"}, "the server")
 
 
+def test_the_others_word_makes_no_setting_a_place() -> None:
+    with pytest.raises(ConfigurationError, match=r"model\.local_epochs \(2 here, a path of its own there\)"):
+        check_alike(SETTINGS, {**SETTINGS, "model.local_epochs": OWN_PATH}, "the server")
+
+
 def test_a_welcome_that_is_none_is_refused() -> None:
     with pairs() as made:
-        write(made.pairs["anna"][1], pack({"kind": "welcome", "site": "anna"}, {}))
+        write(made.pairs["anna"][1], pack({"kind": "welcome", "site": "anna"}))
         with pytest.warns(UserWarning, match="anna is refused: expected the welcome of a site, got one that lacks"):
             made.sites.receive(5)
 
@@ -163,7 +168,7 @@ def test_a_site_that_comes_back_has_the_data_that_it_had() -> None:
         assert made.sites.receive(5) == ("anna", None)
         assert made.sites.missing == ["anna"]
         with pytest.raises(ConnectionError, match="it has not come back"):
-            made.sites.send(0, b"")
+            made.sites.send(0, [])
         made.carrier.let_back("anna", here)
         made.pairs["anna"] = (here, there)
         made.tell("anna", facts(0, fingerprint="another"))
@@ -182,7 +187,7 @@ def test_a_site_that_comes_back_has_the_data_that_it_had() -> None:
 def test_a_site_that_was_only_silent_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with pairs() as made:
         made.all_come()
-        told: list[tuple[str, bytes | None]] = [("anna", None), ("anna", b"")]
+        told: list[tuple[str, Message | None]] = [("anna", None), ("anna", [])]
         monkeypatch.setattr(made.carrier, "receive", lambda timeout: told.pop(0))
         made.sites.receive(0)
         assert made.sites.missing == ["anna"]
@@ -205,8 +210,8 @@ def test_a_run_that_goes_on_begins_with_those_who_are_there() -> None:
 class Silent(SocketConnection):
     """Never answers for client 4 of round 2."""
 
-    def send(self, message: bytes) -> None:
-        if b'"client": 4, "number": 2' not in message:
+    def send(self, message: Message) -> None:
+        if b'"client": 4, "number": 2' not in message[0]:
             super().send(message)
 
 
