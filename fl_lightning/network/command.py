@@ -104,6 +104,7 @@ class ServeCLI(_NetworkCLI):
                 network.deadline,
                 network.min_clients,
                 known,
+                network.max_examples,
                 say=lambda line: self._say(line, self.trainer),
                 stops=lambda: bool(self.stopping.stopped_by),
             )
@@ -188,7 +189,7 @@ class JoinCLI(_NetworkCLI):
         """Tell the server that this site is there, as often as the connection is lost on the way."""
         while True:
             try:
-                return come(connection, welcome)
+                return come(connection, welcome, len(self.network.sites))
             except ConnectionError as error:
                 connection.connect_again(str(error))
 

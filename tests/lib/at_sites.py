@@ -78,7 +78,8 @@ def _serve(fit: Fit, connection: Any, site: str, clients: list[int], folder: Pat
 
     def place(data: FederatedData) -> FederatedData:
         data.setup("fit")
-        start = come(connection, Welcome(site, [Facts.of(data, client, client) for client in clients], {}))
+        welcome = Welcome(site, [Facts.of(data, client, client) for client in clients], {})
+        start = come(connection, welcome, data.num_clients)
         return SiteData(data, {client: client for client in clients}, sizes_of(start))
 
     status = 1

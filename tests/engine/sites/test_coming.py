@@ -138,7 +138,7 @@ def test_a_site_refuses_a_server_with_other_settings() -> None:
     here, there = socket.socketpair()
     write(here, pack_told(Start([10, 11, 12], {**SETTINGS, "seed_everything": 2})))
     with pytest.raises(ConfigurationError, match=r"the server to have .*: seed_everything \(1 here, 2 there\)"):
-        come(SocketConnection(there), Welcome("anna", [facts(0)], SETTINGS))
+        come(SocketConnection(there), Welcome("anna", [facts(0)], SETTINGS), 3)
     here.close()
     there.close()
 
