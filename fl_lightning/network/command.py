@@ -72,8 +72,8 @@ class _NetworkCLI(FederatedCLI):
     @property
     def message_limit(self) -> int:
         """The largest number of bytes of a part of a message: some times those of the model, which rules send, too."""
-        values = self.model.client.state_dict().values()
-        return SMALLEST_LIMIT + MODELS * sum(value.numel() * value.element_size() for value in values)
+        model_bytes: int = sum(value.numel() * value.element_size() for value in self.model.client.state_dict().values())
+        return SMALLEST_LIMIT + MODELS * model_bytes
 
     @override
     def _leaves_processes_open(self, trainer: Trainer) -> bool:

@@ -16,7 +16,7 @@ from fl_lightning.engine.sites.data import RemoteData, SiteData
 from fl_lightning.engine.sites.facts import Facts, Welcome, sizes_of
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.engine.sites.sockets import SocketCarrier, SocketConnection
+from lib.sockets import SocketCarrier, SocketConnection
 
 SITES = ("anna", "berlin", "cork")
 NOBODY = Welcome("", [], {})  # says a site that does not come again

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from lib.at_sites import SITES, sites
 from lib.command import rows
+from lib.sockets import SocketCarrier, SocketConnection, read, write
 
 from fl_lightning import ConfigurationError, TrainingError
 from fl_lightning.engine.sites.events import Came, Gone, Message
@@ -26,7 +27,6 @@ from fl_lightning.engine.sites.facts import (
 from fl_lightning.engine.sites.messages import pack
 from fl_lightning.engine.sites.site import come
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.engine.sites.sockets import SocketCarrier, SocketConnection, read, write
 
 from .test_sites import CLIENTS, Seen, fitted
 

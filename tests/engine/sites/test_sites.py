@@ -14,6 +14,7 @@ import torch
 from lib import tiny_images
 from lib.at_sites import SITES, remote, sites
 from lib.command import rows
+from lib.sockets import SocketConnection
 from lib.toy import trainer
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.loggers import CSVLogger
@@ -61,7 +62,6 @@ from fl_lightning.engine.sites.events import Gone, Heard, Message
 from fl_lightning.engine.sites.facts import kind_of
 from fl_lightning.engine.sites.messages import pack_incoming, unpack_incoming
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.engine.sites.sockets import SocketConnection
 from fl_lightning.models import ImageClassifier
 
 CLIENTS, ROUNDS = 6, 3
