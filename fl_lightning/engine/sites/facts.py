@@ -135,11 +135,9 @@ def unpack_welcome(message: Message) -> Welcome:
     plain = _plain(message, WELCOME)
     try:
         facts = [_checked(Facts(**fact)) for fact in plain["facts"]]
-        return Welcome(str(plain["site"]), facts, dict(plain["settings"]))
+        return Welcome(one_line(plain["site"]), facts, dict(plain["settings"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise TrainingError(
-            f"expected the welcome of a site, got one that lacks or has too much: {one_line(error)}"
-        ) from error
+        raise TrainingError(f"expected the welcome of a site, got another: {one_line(error)}") from error
 
 
 def _checked(facts: Facts) -> Facts:
@@ -173,9 +171,7 @@ def unpack_start(message: Message) -> Start:
             raise TypeError(f"expected sizes from 0 to {LARGEST:,}")
         return Start(list(plain["sizes"]), dict(plain["settings"]), one_line(plain["reason"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise TrainingError(
-            f"expected a server's start, got one that lacks or has too much: {one_line(error)}"
-        ) from error
+        raise TrainingError(f"expected a server's start, got another: {one_line(error)}") from error
 
 
 def _plain(message: Message, kind: str) -> dict[str, Any]:

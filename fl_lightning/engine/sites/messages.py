@@ -35,11 +35,15 @@ RATE = 1000  # largest factor on a learning rate
 BATCHES = 10**6  # largest number of batches that a normalization counts in a client's round
 TENSORS = ("buffers", "vectors", "stays")  # attributes of a ClientResult that are not plain
 # Metrics that the server logs itself, whatever the rules and the module are.
-OWN = ("round", "val/*", "test/*", "left_out/*", "clients/selected", "clients/arrived", "clients/dropped")
-OWN += ("clients/late", "clients/quarantined", "clients/state_bytes")
+OWN = (
+    *("round", "val/*", "test/*", "left_out/*", "clients/selected", "clients/arrived", "clients/dropped"),
+    *("clients/late", "clients/quarantined", "clients/state_bytes"),
+)
 # Layers with running_var and num_batches_tracked: exactly these, as a subclass may use the names for something else.
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-NORMS += (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+NORMS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+)
 
 """A head of JSON, and any number of bodies of safetensors, which carriers carry as they lie."""
 

@@ -156,7 +156,7 @@ def test_settings_that_are_alike_pass() -> None:
 def test_a_welcome_that_is_none_is_refused() -> None:
     with pairs() as made:
         write(made.pairs["anna"][1], pack({"kind": "welcome", "site": "anna"}))
-        with pytest.warns(UserWarning, match="anna is refused: expected the welcome of a site, got one that lacks"):
+        with pytest.warns(UserWarning, match="anna is refused: expected the welcome of a site, got another"):
             made.sites.let_back()
 
 

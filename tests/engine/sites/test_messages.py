@@ -74,6 +74,16 @@ def test_there_and_back() -> None:
     assert [None if value is None else value.tolist() for value in got.buffers] == [[1, 1], None]
 
 
+def test_a_rounds_parameters_are_packed_once() -> None:
+    """The message of each site holds the same bytes, and tensors that share memory are sent twice."""
+    params = pack_tensors({"params": ASKED.params})
+    shared = replace(ASKED, states={"Keeping": {"a": ASKED.params, "b": ASKED.params}})
+    message = pack_outgoing(shared, params)
+    assert message[2] is params
+    got = unpack_outgoing(message).states["Keeping"]
+    assert [value.tolist() for value in got.values()] == [[0, 0, 0], [0, 0, 0]]
+
+
 @pytest.mark.parametrize(
     "values",
     [
