@@ -23,7 +23,7 @@ from fl_lightning.engine.checks import check_at_sites
 from fl_lightning.engine.federation.batches import CPU
 from fl_lightning.engine.rules.callback import FederatedCallback, federated
 from fl_lightning.engine.sites.data import RemoteData, SiteData
-from fl_lightning.engine.sites.facts import Facts, Start, Welcome, sizes_of
+from fl_lightning.engine.sites.facts import Facts, Start, Welcome, buffer_lines, sizes_of
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.errors import ConfigurationError
@@ -72,7 +72,8 @@ class _NetworkCLI(FederatedCLI):
     @property
     def message_limit(self) -> int:
         """The largest number of bytes of a part of a message: some times those of the model, which rules send, too."""
-        model_bytes: int = sum(value.numel() * value.element_size() for value in self.model.client.state_dict().values())
+        values = self.model.client.state_dict().values()
+        model_bytes: int = sum(value.numel() * value.element_size() for value in values)
         return SMALLEST_LIMIT + MODELS * model_bytes
 
     @override
@@ -168,7 +169,7 @@ class JoinCLI(_NetworkCLI):
         row = _row_of(client, own.num_clients, network)
         welcome = Welcome(self._name, [Facts.of(own, client, row)], self.told_settings)
         if self._dry:
-            print(_would_send(welcome, sum(value.numel() for value in self.model.client.parameters())))
+            print(_would_send(welcome, self.model.client))
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         print(f"{self._name}: client {client}, {counted(welcome.facts[0].size, 'training example')}", flush=True)
@@ -223,9 +224,10 @@ def _row_of(client: int, found: int, network: Network) -> int:
     )
 
 
-def _would_send(welcome: Welcome, params: int) -> str:
+def _would_send(welcome: Welcome, module: LightningModule) -> str:
     """Say what a site sends."""
     (facts,) = welcome.facts
+    params = sum(value.numel() for value in module.parameters())
     counts = "no numbers by class" if facts.class_counts is None else f"{list(facts.class_counts)} of them by class"
     return "\n".join(
         [
@@ -233,9 +235,10 @@ def _would_send(welcome: Welcome, params: int) -> str:
             f"- when it comes: its name; {facts.size:,} training examples, {counts}; the classes' names "
             f"({', '.join(facts.class_names or ()) or 'none'}); a hash of the data ({facts.fingerprint})",
             f"- mean and standard deviation that scale inputs, which must be those of all sites: {facts.scaling}",
-            f"- in each round: its model or update, {params:,} numbers at most, and the model's buffers; the numbers "
+            f"- in each round: its model or update, {params:,} numbers at most, and the buffers below; the numbers "
             "of its examples and steps, its mean training loss, the metrics that the module and the rules log on "
-            "clients, and the vectors that rules send",
+            "clients, and the vectors that rules send; of an error, its type and the class that raised it",
+            *(f"    buffer {line}" for line in buffer_lines(module)),
             "- when it comes, these settings, too, which must be the server's (and those that are null or false):",
             *(f"    {name}: {json.dumps(value)}" for name, value in welcome.settings.items() if value),
         ]

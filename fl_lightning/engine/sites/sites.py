@@ -24,6 +24,7 @@ from fl_lightning.engine.sites.facts import (
     pack_told,
     unpack_welcome,
 )
+from fl_lightning.engine.sites.messages import one_line
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 LOOK = 0.5  # seconds between two looks whether the run is asked to stop
@@ -281,7 +282,7 @@ class Sites:
             welcome = unpack_welcome(message)
             self._check(site, welcome)
         except (ConfigurationError, TrainingError) as error:
-            warnings.warn(f"site {site} is refused: {error}", stacklevel=2)
+            warnings.warn(f"site {site} is refused: {one_line(error)}", stacklevel=2)
             self._tell(site, pack_told(Start(settings=self._settings, reason=str(error))))
             return
         self.facts |= {fact.client: fact for fact in welcome.facts}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from lib import tiny_images
 from lib.at_sites import remote, sites
+from lib.sockets import SocketConnection
 from lib.toy import trainer
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
@@ -29,7 +30,6 @@ from fl_lightning.callbacks import ConflictMonitor, Ditto, FedAvgM, FedCM, Scaff
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.sites.data import SiteData
 from fl_lightning.engine.sites.facts import (
-    OWN_PATH,
     Start,
     Welcome,
     buffer_lines,
@@ -48,7 +48,6 @@ from fl_lightning.engine.sites.messages import (
 )
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.engine.sites.sockets import SocketConnection
 
 from .test_coming import facts, pairs
 
@@ -312,6 +311,8 @@ class OfServer:
     def send(self, message: Message) -> None:
         self.sent.append(message)
 
+    def connect_again(self, reason: str) -> None: ...
+
     def receive(self) -> Message | None:
         if len(self.sent) > 1:
             return None
@@ -340,7 +341,7 @@ def at_site(
         data.setup("fit")
         return SiteData(data, {client: client for client in range(CLIENTS)}, data.sizes)
 
-    fitted([*rules, Meets(connection), Site(connection, folder)], 1, place=place, module=module)
+    fitted([*rules, Meets(connection), Site(connection, Welcome("", [], {}), folder)], 1, place=place, module=module)
 
 
 def wrong(**values: Any) -> Callable[[Any], Any]:
@@ -416,7 +417,7 @@ def test_a_site_serves_an_honest_server(tmp_path: Path) -> None:
     assert answer.model.shape == (291,)
 
 
-SETTINGS = {"model.local_epochs": 2, "data.train": OWN_PATH}
+SETTINGS = {"model.local_epochs": 2, "data.target": "age"}
 
 
 @pytest.mark.parametrize(
@@ -426,11 +427,17 @@ SETTINGS = {"model.local_epochs": 2, "data.train": OWN_PATH}
         (Start([9, 11, 12], SETTINGS), "to count 10 training examples of client 0, as this site has told it, got 9"),
         (Start([10, 2**80, 12], SETTINGS), "expected a server's start, got another: expected sizes from 0 to"),
         (Start([10, -1, 12], SETTINGS), "expected a server's start, got another: expected sizes from 0 to"),
-        (Start([10, 11, 12], dict.fromkeys(SETTINGS, OWN_PATH)), r"model\.local_epochs \(2 here, a path of its own th"),
+        (
+            Start([10, 11, 12], {**SETTINGS, "model.local_epochs": "a path of its own"}),
+            r"local_epochs \(2 here, a path of its own there\)",
+        ),
+            Start([10, 11, 12], {**SETTINGS, "model.local_epochs": "a path of its own"}),
+            r"local_epochs \(2 here, a path of",
+        ),
     ],
 )
 def test_a_site_refuses_what_a_server_says_of_it(start: Start, words: str) -> None:
-    """An honest server says the sizes that the sites have told, 10 of this one, and has its settings but for places."""
+    """An honest server says the sizes that the sites have told, 10 of this one, and has its settings."""
 
     class Says:
         def send(self, message: Message) -> None: ...
@@ -438,8 +445,10 @@ def test_a_site_refuses_what_a_server_says_of_it(start: Start, words: str) -> No
         def receive(self) -> Message:
             return pack_told(said)
 
+        def connect_again(self, reason: str) -> None: ...
+
     welcome = Welcome("anna", [facts(0)], SETTINGS)
-    said = Start([10, 11, 12], {**SETTINGS, "data.train": "elsewhere.csv"})
+    said = Start([10, 11, 12], SETTINGS)
     assert come(Says(), welcome, 3).sizes == [10, 11, 12]
     said = start
     with pytest.raises(ConfigurationError, match=words):
