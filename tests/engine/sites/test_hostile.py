@@ -431,9 +431,6 @@ SETTINGS = {"model.local_epochs": 2, "data.target": "age"}
             Start([10, 11, 12], {**SETTINGS, "model.local_epochs": "a path of its own"}),
             r"local_epochs \(2 here, a path of its own there\)",
         ),
-            Start([10, 11, 12], {**SETTINGS, "model.local_epochs": "a path of its own"}),
-            r"local_epochs \(2 here, a path of",
-        ),
     ],
 )
 def test_a_site_refuses_what_a_server_says_of_it(start: Start, words: str) -> None:
