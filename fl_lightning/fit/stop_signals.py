@@ -19,7 +19,7 @@ class Stopping(Callback):
     """Ends a fit in order at Ctrl-C (SIGINT), SIGTERM or SIGUSR1: the run goes on from its last complete round.
 
     After the first signal, the current client finishes, and its round is dropped; on several devices, which must stop
-    together, the current round finishes. The same signal a second time ends the process at once. Under SLURM with
+    together, the current round finishes. A server does not wait for its sites. The same signal a second time ends the process at once. Under SLURM with
     Lightning's automatic requeueing, Lightning handles the signals of that mechanism.
 
     Attributes:
@@ -33,6 +33,7 @@ class Stopping(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         requeued = requeues(trainer)
+        orchestrator: Any = pl_module
 
         def stop(number: int, frame: FrameType | None) -> None:
             if self.stopped_by == number:
@@ -42,10 +43,13 @@ class Stopping(Callback):
             trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # they would keep the fit going
             if trainer.world_size == 1:
                 trainer.should_stop = True
-            if trainer.is_global_zero:
-                under_way = "client" if trainer.world_size == 1 else "round"
-                name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-                print(f"\nstopping after the current {under_way}; {name} again stops at once", file=sys.stderr)
+            if not trainer.is_global_zero:
+                return
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            when = f"after the current {'client' if trainer.world_size == 1 else 'round'}"
+            if orchestrator.sites is not None:  # whose answers are not waited for
+                when = "without the current round"
+            print(f"\nstopping {when}; {name} again stops at once", file=sys.stderr)
 
         # Python lets only the main thread set handlers: who fits in another thread handles the signals there.
         handled = SIGNALS if threading.current_thread() is threading.main_thread() else set()

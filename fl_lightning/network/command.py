@@ -23,26 +23,25 @@ from fl_lightning.engine.checks import check_at_sites
 from fl_lightning.engine.federation.batches import CPU
 from fl_lightning.engine.rules.callback import FederatedCallback, federated
 from fl_lightning.engine.sites.data import RemoteData, SiteData
-from fl_lightning.engine.sites.facts import OWN_PATH, Facts, Welcome, sizes_of
+from fl_lightning.engine.sites.facts import OWN_PATH, Facts, Start, Welcome, sizes_of
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.errors import ConfigurationError, TrainingError
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import whole
 from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import NETWORK, resolve_configs
 from fl_lightning.fit.own_data import begin_anew
 from fl_lightning.inside import inside
-from fl_lightning.network.kits import AUTHORITY, check_installed, provision, site_kit
-from fl_lightning.network.options import Network, keys_arguments
-from fl_lightning.network.server import FlareServer
-from fl_lightning.network.site import FlareSite
+from fl_lightning.network.carrier import GrpcConnection, GrpcServer
+from fl_lightning.network.kits import server_kit, site_kit
+from fl_lightning.network.options import Network
 from fl_lightning.runs.folder.lock import Holds, held
 from fl_lightning.seeding import isolated
 
+SMALLEST_LIMIT, MODELS = 1 << 20, 8  # bytes, and models, that a part of a message may have
 SITES = "sites.json"  # of a run folder: what the sites have told of their data
-LOGS = "flare"  # of a run folder, or a site's: FLARE's logs
-DRY_RUN = ("--dry_run", "--dry-run")
+DRY_RUN, ONCE = ("--dry_run", "--dry-run"), "--once"
 
 
 class _NetworkCLI(FederatedCLI):
@@ -71,6 +70,12 @@ class _NetworkCLI(FederatedCLI):
         plain: dict[str, Any] = json.loads(json.dumps(named, default=str))
         return plain
 
+    @property
+    def message_limit(self) -> int:
+        """The largest number of bytes of a part of a message: some times those of the model, which rules send, too."""
+        values = self.model.client.state_dict().values()
+        return SMALLEST_LIMIT + MODELS * sum(value.numel() * value.element_size() for value in values)
+
     @override
     def _leaves_processes_open(self, trainer: Trainer) -> bool:
         return False
@@ -92,7 +97,7 @@ class ServeCLI(_NetworkCLI):
         check_at_sites(federated(trainer), trainer.world_size, self.model.clients_at_once)
         folder = Path(self.folder.log_dir)
         known = _read_facts(folder, network.sites)
-        with FlareServer(Path(network.kit), folder / LOGS, network.sites) as carrier:
+        with GrpcServer(server_kit(Path(network.kit)), network.sites, self.message_limit) as carrier:
             sites = Sites(
                 carrier,
                 {site: [client] for client, site in enumerate(network.sites)},
@@ -101,9 +106,14 @@ class ServeCLI(_NetworkCLI):
                 network.min_clients,
                 known,
                 say=lambda line: self._say(line, self.trainer),
+                stops=lambda: bool(self.stopping.stopped_by),
             )
             self._say(f"waiting for {', '.join(network.sites)}", self.trainer)
-            sites.gather()
+            try:
+                sites.gather()
+            except KeyboardInterrupt:
+                print(f"waited for {', '.join(sites.missing)}; the same command waits again", file=sys.stderr)
+                raise
             facts = [sites.facts[client] for client in range(len(network.sites))]
             _write_facts(folder, network.sites, facts)
             self.datamodule = RemoteData(self.datamodule, facts, network.sites, loads=network.server_data)
@@ -123,10 +133,12 @@ class JoinCLI(_NetworkCLI):
     Args:
         args: the command line, with configs given as paths.
         dry: whether to say what would be sent, and to connect nowhere.
+        once: whether to end when the server does, or is gone, in place of waiting for it.
     """
 
-    def __init__(self, args: Sequence[str], dry: bool) -> None:
+    def __init__(self, args: Sequence[str], dry: bool, once: bool) -> None:
         self._dry = dry
+        self._once = once
         super().__init__(args)
 
     @override
@@ -161,19 +173,25 @@ class JoinCLI(_NetworkCLI):
         self._folder.mkdir(parents=True, exist_ok=True)
         print(f"{self._name}: client {client}, {counted(welcome.facts[0].size, 'training example')}", flush=True)
         kit = site_kit(Path(network.kit))
-        print(f"waiting for the server at {kit.host}:{kit.port} …", flush=True)
-        with held(self._folder), FlareSite(Path(network.kit), self._folder / LOGS) as connection:
-            print("connected: waiting until all sites are there …", flush=True)
-            start = come(connection, welcome)
-            print("the server has let this site in", flush=True)
+        say = partial(print, flush=True)
+        say(f"waiting for the server at {kit.host}:{kit.port} …")
+        with held(self._folder), GrpcConnection(kit, self.message_limit, self._once, say) as connection:
+            say("connected: waiting until all sites are there …")
+            start = self._come(connection, welcome)
+            say("the server has let this site in")
             self.datamodule = SiteData(own, {client: row}, sizes_of(start), network.sites)
-            self.trainer.callbacks.append(_Stopping())  # type: ignore[attr-defined]  # set outside Trainer.__init__
-            site = Site(connection, self._folder / "kept", say=partial(print, flush=True))
-            self.trainer.callbacks.append(site)  # type: ignore[attr-defined]  # as above
+            site = Site(connection, welcome, self._folder / "kept", say)
+            self.trainer.callbacks += [_Stopping(), site]  # type: ignore[attr-defined]  # set outside Trainer.__init__
             command()
-        if site.reason:
-            raise TrainingError(f"the server has ended before its last round ({site.reason}): join again to go on")
-        print("the server has no more rounds", flush=True)
+        say("the server has no more rounds")
+
+    def _come(self, connection: GrpcConnection, welcome: Welcome) -> Start:
+        """Tell the server that this site is there, as often as the connection is lost on the way."""
+        while True:
+            try:
+                return come(connection, welcome)
+            except ConnectionError as error:
+                connection.connect_again(str(error))
 
 
 def _is_place(name: str, value: Any) -> bool:
@@ -264,18 +282,14 @@ def command(args: Sequence[str]) -> int:
         The exit status: 0, or 128 and the number of the signal that stopped a fit.
     """
     if args[0] == "keys":
-        options = keys_arguments(args)
-        provision(options.sites, options.server, Path(options.out), options.port)
-        print(f"kits: {', '.join(str(Path(options.out, name)) for name in ('server', *options.sites))}")
-        print(f"keep {Path(options.out, AUTHORITY)} to yourself: it makes further certificates")
-        return 0
+        return make_keys(args)
     check_installed()
     keep_freed_memory()
     sys.argv[1:] = args
-    given = begin_anew(resolve_configs(["fit", *(argument for argument in args[1:] if argument not in DRY_RUN)]))
+    given = begin_anew(resolve_configs(["fit", *(argument for argument in args[1:] if argument not in (*DRY_RUN, ONCE))]))
     if args[0] == "join":
         torch.set_num_threads(1)
-        JoinCLI(given, dry=bool({*DRY_RUN} & {*args}))
+        JoinCLI(given, dry=bool({*DRY_RUN} & {*args}), once=ONCE in args)
         return 0
     with Holds() as holds:
         cli = ServeCLI(given, holds)

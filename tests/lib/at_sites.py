@@ -19,6 +19,7 @@ from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.sites.sockets import SocketCarrier, SocketConnection
 
 SITES = ("anna", "berlin", "cork")
+NOBODY = Welcome("", [], {})  # says a site that does not come again
 Connect = Callable[[socket.socket], Any]
 Fit = Callable[..., Any]  # takes the callback that makes it a site, and ``place``, which places its data there
 
@@ -82,7 +83,7 @@ def _serve(fit: Fit, connection: Any, site: str, clients: list[int], folder: Pat
 
     status = 1
     try:
-        fit(Site(connection, folder), place=place)
+        fit(Site(connection, NOBODY, folder), place=place)
         status = 0
     except BaseException:
         traceback.print_exc()

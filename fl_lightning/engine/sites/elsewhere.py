@@ -6,11 +6,14 @@ import warnings
 from collections.abc import Sequence
 from time import monotonic
 
+from torch import Tensor
+
 from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.engine.sites.messages import Incoming, check_incoming, pack_outgoing, unpack_incoming
-from fl_lightning.engine.sites.sites import Sites, seconds_left
+from fl_lightning.engine.sites.events import Answered, Came, Gone
+from fl_lightning.engine.sites.messages import Incoming, check_incoming, pack_outgoing, pack_tensors, unpack_incoming
+from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.training.one_by_one import KeptWay
 from fl_lightning.errors import TrainingError
 
@@ -18,9 +21,10 @@ from fl_lightning.errors import TrainingError
 class Elsewhere:
     """Sends the model to the sites of a round's clients, and takes their answers, in the order in which they come.
 
-    A client whose site is gone, does not answer in time, or answers with what does not fit, is left out of the round.
-    Answers that nobody waits for are dropped: those of other clients than the site's own, second ones, and those of
-    earlier rounds.
+    A client that does not answer in time, or with what does not fit, is left out of the round. So is one whose site is
+    gone when the others have answered; a site that comes back before gets the round again. With fewer than
+    ``min_clients`` clients, a round waits for those that are gone, too, until its deadline. Answers that nobody waits
+    for are dropped: those of other clients than the site's own, second ones, and those of earlier rounds.
 
     Args:
         server: the orchestrator.
@@ -39,51 +43,48 @@ class Elsewhere:
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Have clients trained; each is taken in, or left out, when its site has answered."""
         for late in self._sites.let_back():
-            self._take(round, {}, (), late)
+            self._take(round, {}, late)
         self._sites.wait_for(clients)
-        waiting = self._send(round, clients)
+        asked = _Asked(round, self._sites)
+        asked.send(clients)
         deadline = self._sites.deadline
         end = None if deadline is None else monotonic() + deadline
-        while waiting:
+        least = min(self._sites.min_clients, len(clients))
+        says_so = True
+        while asked.waiting or asked.gone:
+            answered = len(clients) - len(asked.waiting) - len(asked.gone) - len(round.failures)
+            if not asked.waiting:
+                if answered >= least:
+                    break
+                if says_so:
+                    self._say_that_it_waits(round, asked, least - answered)
+                    says_so = False
             try:
-                received = self._sites.receive(seconds_left(end))
+                event = self._sites.receive(end)
             except TimeoutError:
-                for client in list(waiting):
-                    del waiting[client]
-                    round.late += 1
-                    round.leave_out(client, f"its site has not answered within {deadline:g} s")
                 break
-            if received is None:  # a site has come back
-                continue
-            site, message = received
-            expected = [client for client in self._sites.clients_of(site) if client in waiting]
-            if message is None:
-                for client in expected:
-                    del waiting[client]
-                    round.leave_out(client, "its site is gone, and it stays away until the site comes back")
-                    self._absent.add(client)
-                continue
-            answered = self._take(round, waiting, expected, message)
-            if answered is not None:
-                del waiting[answered]
-                self._server.tell_trained([answered])
+            match event:
+                case Came(site):
+                    asked.send([client for client in self._sites.clients_of(site) if client in asked.gone])
+                case Gone(site):
+                    asked.lose(site)
+                case Answered():
+                    self._take(round, asked.waiting, event)
+        for client in asked.waiting:
+            round.late += 1
+            round.leave_out(client, f"its site has not answered within {deadline:g} s")
+        for client in asked.gone:
+            reason = "its site is gone, and it stays away until the site comes back"
+            round.leave_out(client, reason, speaks=client not in self._absent)
+        self._absent = set(asked.gone)
         self._check_enough(round, clients)
 
-    def _send(self, round: Round, clients: Sequence[int]) -> dict[int, Outgoing]:
-        """Send the model to the sites of clients; return what has been sent, by client."""
-        sent: dict[int, Outgoing] = {}
-        for client in clients:
-            outgoing = round.outgoing(client)
-            try:
-                self._sites.send(client, pack_outgoing(outgoing, self._sites.known_at(client)))
-            except OSError as error:
-                round.leave_out(client, f"its site is gone: {error}", speaks=client not in self._absent)
-                self._absent.add(client)
-                continue
-            self._absent.discard(client)
-            self._sites.note_known(client, outgoing.buffers)
-            sent[client] = outgoing
-        return sent
+    def _say_that_it_waits(self, round: Round, asked: _Asked, count: int) -> None:
+        missing = ", ".join(sorted({self._sites.site_of(client) for client in asked.gone}))
+        warnings.warn(
+            f"round {round.number} waits for {count} more of the sites that are gone ({missing}), until its deadline",
+            stacklevel=2,
+        )
 
     def _check_enough(self, round: Round, clients: Sequence[int]) -> None:
         arrived = len(clients) - len(round.failures)
@@ -94,33 +95,32 @@ class Elsewhere:
                 "(network.min_clients): bring the sites back, and go on from the last checkpoint (--ckpt_path last)"
             )
 
-    def _take(self, round: Round, waiting: dict[int, Outgoing], expected: Sequence[int], message: bytes) -> int | None:
-        """Take in the answer of a site for one of the clients of whom an answer is expected; return that client."""
+    def _take(self, round: Round, waiting: dict[int, Outgoing], answer: Answered) -> None:
+        """Take in the answer of a site for one of the clients of whom an answer is expected."""
+        expected = [client for client in self._sites.clients_of(answer.site) if client in waiting]
 
         def sent_to(client: int) -> Buffers:
             return waiting[client].buffers if client in waiting else ()
 
         try:
-            incoming = unpack_incoming(message, sent_to)
+            incoming = unpack_incoming(answer.message, sent_to)
         except TrainingError as error:
-            if not expected:
-                return None
-            round.leave_out(expected[0], str(error))  # a site answers for its clients in their order
-            return expected[0]
+            if expected:
+                client = expected[0]  # a site answers for its clients in their order
+                del waiting[client]
+                round.leave_out(client, str(error))
+            return
         if incoming.client not in expected or incoming.number != round.number:
             warnings.warn(
                 f"round {round.number}: an answer for client {incoming.client} of round {incoming.number} is dropped, "
                 f"since its site is expected to answer for {list(expected) or 'no client'}",
                 stacklevel=2,
             )
-            return None
-        self._take_in(round, waiting[incoming.client], incoming)
-        return incoming.client
+            return
+        self._take_in(round, waiting.pop(incoming.client), incoming)
+        self._server.tell_trained([incoming.client])
 
     def _take_in(self, round: Round, asked: Outgoing, incoming: Incoming) -> None:
-        if incoming.ends:
-            label = self._server.data.client_label(asked.client)
-            raise TrainingError(f"round {round.number}: the site of client {label} ends the run: {incoming.reason}")
         try:
             check_incoming(incoming, asked)
             self._check_size(asked.client, incoming)
@@ -139,3 +139,45 @@ class Elsewhere:
             raise TrainingError(
                 f"expected {told:,} training examples, as its site has told, got {incoming.result.num_samples:,}"
             )
+
+
+class _Asked:
+    """Knows the clients of a round that have yet to answer.
+
+    Args:
+        round: the round.
+        sites: the sites.
+
+    Attributes:
+        waiting: what was sent, by the client that has it and has yet to answer.
+        gone: the clients whose sites are gone, and who have not answered.
+    """
+
+    def __init__(self, round: Round, sites: Sites) -> None:
+        self.waiting: dict[int, Outgoing] = {}
+        self.gone: dict[int, None] = {}  # a dict, for its order
+        self._round = round
+        self._sites = sites
+        self._packed: tuple[Tensor, bytes] | None = None  # parameters, which most clients share, and their bytes
+
+    def send(self, clients: Sequence[int]) -> None:
+        """Send the model to the sites of clients."""
+        for client in clients:
+            outgoing = self._round.outgoing(client)
+            if self._packed is None or self._packed[0] is not outgoing.params:
+                self._packed = outgoing.params, pack_tensors({"params": outgoing.params})
+            message = pack_outgoing(outgoing, self._packed[1], self._sites.known_at(client))
+            try:
+                self._sites.send(client, message)
+            except OSError:
+                self.gone[client] = None
+                continue
+            self.gone.pop(client, None)
+            self._sites.note_known(client, outgoing.buffers)
+            self.waiting[client] = outgoing
+
+    def lose(self, site: str) -> None:
+        """Note that a site is gone."""
+        for client in self._sites.clients_of(site):
+            if self.waiting.pop(client, None) is not None:
+                self.gone[client] = None

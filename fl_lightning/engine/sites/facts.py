@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.engine.federation.data import FederatedData
+from fl_lightning.engine.sites.events import Message
 from fl_lightning.engine.sites.messages import one_line, pack, unpack_plain
 from fl_lightning.errors import ConfigurationError, TrainingError
 
@@ -86,28 +87,28 @@ class Start:
     reason: str = ""
 
 
-def pack_told(told: Welcome | Start) -> bytes:
+def pack_told(told: Welcome | Start) -> Message:
     """Write what a site or a server tells."""
     kind = WELCOME if isinstance(told, Welcome) else START
-    return pack({"kind": kind, **asdict(told)}, {})
+    return pack({"kind": kind, **asdict(told)})
 
 
-def pack_ready() -> bytes:
+def pack_ready() -> Message:
     """Write that a site can train from now on."""
-    return pack({"kind": READY}, {})
+    return pack({"kind": READY})
 
 
-def pack_end(reason: str) -> bytes:
+def pack_end(reason: str) -> Message:
     """Write that the server ends before its last round, and why."""
-    return pack({"kind": END, "reason": reason}, {})
+    return pack({"kind": END, "reason": reason})
 
 
-def unpack_end(message: bytes) -> str:
+def unpack_end(message: Message) -> str:
     """Read why the server ends before its last round."""
     return one_line(_plain(message, END).get("reason"))
 
 
-def kind_of(message: bytes) -> str | None:
+def kind_of(message: Message) -> str | None:
     """Return the kind of a message; None for an answer for a round, and for what is no message."""
     try:
         kind = unpack_plain(message).get("kind")
@@ -116,7 +117,7 @@ def kind_of(message: bytes) -> str | None:
     return None if kind is None else str(kind)
 
 
-def unpack_welcome(message: bytes) -> Welcome:
+def unpack_welcome(message: Message) -> Welcome:
     """Read what a site says when it comes.
 
     Raises:
@@ -146,7 +147,7 @@ def _checked(facts: Facts) -> Facts:
     return facts
 
 
-def unpack_start(message: bytes) -> Start:
+def unpack_start(message: Message) -> Start:
     """Read what the server answers to a welcome.
 
     Raises:
@@ -159,7 +160,7 @@ def unpack_start(message: bytes) -> Start:
         raise TrainingError(f"expected a server's start, got one that lacks or has too much: {error}") from error
 
 
-def _plain(message: bytes, kind: str) -> dict[str, Any]:
+def _plain(message: Message, kind: str) -> dict[str, Any]:
     plain = unpack_plain(message)
     if plain.get("kind") != kind:
         raise TrainingError(f"expected a message of the kind {kind}, got {plain.get('kind', 'an answer for a round')}")

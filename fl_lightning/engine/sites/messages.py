@@ -15,11 +15,11 @@ from torch import Tensor
 
 from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.round import Outgoing
+from fl_lightning.engine.sites.events import Message
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import TrainingError
 
-LENGTH = 8  # bytes of the number that says how long the JSON is
 REASON = 500  # largest number of characters of a reason
 METRICS = 1000  # largest number of metrics of a client
 NONE, SENT, SAME = range(3)  # what a message has of a buffer: nothing, its value, or that the receiver has its value
@@ -37,8 +37,7 @@ class Incoming:
         result: the values that the client sends beside its model; None for a client that is left out.
         model: (P,) the client's model, or its update; None for a client that is left out.
         less: whether ``model`` is an update.
-        reason: why the client is left out, or why the run ends; empty for neither.
-        ends: whether the reason ends the run.
+        reason: why the client is left out; empty if it is not.
     """
 
     client: int
@@ -47,65 +46,71 @@ class Incoming:
     model: Tensor | None = None
     less: bool = False
     reason: str = ""
-    ends: bool = False
 
 
-def pack(plain: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    """Write plain values and tensors, which may lie on any device, as one message."""
-    head = json.dumps(plain).encode()
-    body = save({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
-    return len(head).to_bytes(LENGTH, "big") + head + body
+def pack(plain: Mapping[str, Any], *bodies: bytes) -> Message:
+    """Write plain values as the head of a message, before its bodies."""
+    return [json.dumps(plain).encode(), *bodies]
 
 
-def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def pack_tensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Write tensors, which may lie on any device, as a body."""
+    return save({name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()})
+
+
+def unpack(message: Message) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a message of :func:`pack`.
 
     Raises:
         TrainingError: the bytes are no such message.
     """
     plain = unpack_plain(message)
+    tensors: dict[str, Tensor] = {}
     try:
-        return plain, load(message[_begin(message) :])
+        for body in message[1:]:
+            tensors |= load(body)
     except (ValueError, KeyError, SafetensorError) as error:
         raise _no_message(message) from error
+    return plain, tensors
 
 
-def unpack_plain(message: bytes) -> dict[str, Any]:
+def unpack_plain(message: Message) -> dict[str, Any]:
     """Read the plain values of a message of :func:`pack` alone.
 
     Raises:
         TrainingError: the bytes are no such message.
     """
     try:
-        plain = json.loads(message[LENGTH : _begin(message)])
-    except (ValueError, RecursionError) as error:
+        plain = json.loads(message[0])
+    except (ValueError, RecursionError, IndexError) as error:
         raise _no_message(message) from error
     if not isinstance(plain, dict):
         raise TrainingError(f"expected a message that begins with a JSON object, got {type(plain).__name__}")
     return plain
 
 
-def _begin(message: bytes) -> int:
-    """Return where the tensors of a message begin."""
-    return LENGTH + int.from_bytes(message[:LENGTH], "big")
+def _no_message(message: Message) -> TrainingError:
+    return TrainingError(f"expected a message of JSON and safetensors, got {sum(map(len, message))} other bytes")
 
 
-def _no_message(message: bytes) -> TrainingError:
-    return TrainingError(f"expected a message of JSON and safetensors, got {len(message)} other bytes")
+def pack_outgoing(outgoing: Outgoing, params: bytes, known: Buffers = ()) -> Message:
+    """Write what goes out to a client, without the buffers that are ``known`` to its site by the last message.
 
-
-def pack_outgoing(outgoing: Outgoing, known: Buffers = ()) -> bytes:
-    """Write what goes out to a client, without the buffers that are ``known`` to its site by the last message."""
+    Args:
+        outgoing: what goes out.
+        params: its parameters as a body, which clients that start from the same model share.
+        known: the buffers that the site was sent last.
+    """
     marks = _marks(outgoing.buffers, known)
-    tensors = {"params": outgoing.params, **_marked(outgoing.buffers, marks)}
+    tensors = _marked(outgoing.buffers, marks)
     keys = list(outgoing.states)
     for number, key in enumerate(keys):
         tensors |= {f"states/{number}/{name}": value for name, value in outgoing.states[key].items()}
     plain = {name: getattr(outgoing, name) for name in ("client", "number", "factors", "loss_scale")}
-    return pack({**plain, "states": keys, "buffers": marks}, tensors)
+    return pack({**plain, "states": keys, "buffers": marks}, pack_tensors(tensors), params)
 
 
-def unpack_outgoing(message: bytes, known: Buffers = ()) -> Outgoing:
+def unpack_outgoing(message: Message, known: Buffers = ()) -> Outgoing:
     """Read what goes out to a client, and the rest from the ``known`` buffers of the last message.
 
     Raises:
@@ -134,12 +139,12 @@ def _outgoing(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], known: Bu
     )
 
 
-def pack_incoming(incoming: Incoming, known: Buffers = ()) -> bytes:
+def pack_incoming(incoming: Incoming, known: Buffers = ()) -> Message:
     """Write what comes back for a client, without the buffers that are ``known`` to the server, which has sent them."""
-    plain = {name: getattr(incoming, name) for name in ("client", "number", "less", "reason", "ends")}
+    plain = {name: getattr(incoming, name) for name in ("client", "number", "less", "reason")}
     result = incoming.result
     if result is None or incoming.model is None:
-        return pack(plain, {})
+        return pack(plain)
     plain["result"] = {own.name: getattr(result, own.name) for own in fields(result) if own.name not in TENSORS}
     marks = _marks(result.buffers, known)
     plain["buffers"] = marks
@@ -147,10 +152,10 @@ def pack_incoming(incoming: Incoming, known: Buffers = ()) -> bytes:
     tensors = {"model": incoming.model, **_marked(result.buffers, marks)}
     tensors |= {f"vectors/{name}": value for name, value in result.vectors.items()}
     tensors |= _numbered("stays", list(result.stays.values()))
-    return pack(plain, tensors)
+    return pack(plain, pack_tensors(tensors))
 
 
-def unpack_incoming(message: bytes, known: Callable[[int], Buffers] = lambda client: ()) -> Incoming:
+def unpack_incoming(message: Message, known: Callable[[int], Buffers] = lambda client: ()) -> Incoming:
     """Read what comes back for a client.
 
     Args:
@@ -170,7 +175,7 @@ def unpack_incoming(message: bytes, known: Callable[[int], Buffers] = lambda cli
 def _incoming(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], known: Callable[[int], Buffers]) -> Incoming:
     client, number = _numbers(plain)
     if "result" not in plain:
-        return Incoming(client, number, reason=one_line(plain["reason"]), ends=plain["ends"] is True)
+        return Incoming(client, number, reason=one_line(plain["reason"]))
     result = replace(
         ClientResult(**plain["result"]),
         loss_scale=_loss_scale(plain["result"]["loss_scale"]),
@@ -203,6 +208,11 @@ def _loss_scale(given: Any) -> tuple[float, int] | None:
 
 def _named_error(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}")
+
+
+def named_error(error: Exception) -> str:
+    """Name the type of an error, and the class whose method has raised it; its text stays where it was raised."""
+    return type(error).__name__
 
 
 def one_line(text: object) -> str:

@@ -16,6 +16,7 @@ from typing_extensions import override
 from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.work import Factors
+from fl_lightning.engine.sites.events import Message
 from fl_lightning.engine.sites.facts import (
     END,
     Start,
@@ -28,10 +29,10 @@ from fl_lightning.engine.sites.facts import (
     unpack_start,
 )
 from fl_lightning.engine.sites.kept import Kept
-from fl_lightning.engine.sites.messages import Incoming, pack_incoming, unpack_outgoing
+from fl_lightning.engine.sites.messages import Incoming, named_error, pack_incoming, unpack_outgoing
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
-from fl_lightning.errors import ConfigurationError, TrainingError, is_exhaustion
+from fl_lightning.errors import ConfigurationError, TrainingError
 
 
 class Outbox:
@@ -69,11 +70,30 @@ class Outbox:
 class Connection(Protocol):
     """Carries messages between a site and the server."""
 
-    def receive(self) -> bytes | None:
-        """Wait for the next message; None if there will be no more."""
+    def receive(self) -> Message | None:
+        """Wait for the next message; None if the server has ended the connection, and so the run.
 
-    def send(self, message: bytes) -> None:
-        """Send a message."""
+        Raises:
+            ConnectionError: the connection is lost.
+        """
+
+    def send(self, message: Message) -> None:
+        """Send a message.
+
+        Raises:
+            ConnectionError: the connection is lost.
+        """
+
+    def connect_again(self, reason: str) -> None:
+        """Wait until the server is there again.
+
+        Args:
+            reason: why the connection is lost, or was ended.
+
+        Raises:
+            TrainingError: the site is not to wait.
+            ConfigurationError: the server refuses the site.
+        """
 
 
 def come(connection: Connection, welcome: Welcome) -> Start:
@@ -81,6 +101,7 @@ def come(connection: Connection, welcome: Welcome) -> Start:
 
     Raises:
         ConfigurationError: the server has other settings than this site, or refuses the site, or is gone.
+        ConnectionError: the connection is lost.
     """
     connection.send(pack_told(welcome))
     message = connection.receive()
@@ -97,51 +118,84 @@ class Site(Callback):
     """Answers a server for the clients of this machine, in the place of rounds; put it last among a fit's callbacks.
 
     The fit prepares module, data and rules as any fit does, with the rules' own Lightning hooks; then the site trains
-    the clients that the server names, one after another, until the server has no more.
+    the clients that the server names, one after another, until the server has no more. A site that loses the server, or
+    whose server ends before the last round, comes again.
 
     Args:
         connection: carries the messages; the server has let the site in (:func:`come`).
+        welcome: what the site says when it comes again.
         folder: the site's own folder, of what stays here.
         say: is called with a line for each client that has trained.
-
-    Attributes:
-        reason: why the server has ended before its last round; empty if it has not.
     """
 
-    def __init__(self, connection: Connection, folder: Path, say: Callable[[str], None] = lambda line: None) -> None:
-        self.reason = ""
+    def __init__(
+        self,
+        connection: Connection,
+        welcome: Welcome,
+        folder: Path,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
         self._say = say
         self._connection = connection
+        self._welcome = welcome
         self._kept = Kept(folder)
         self._known: Buffers = ()  # of the last message
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        server: Any = pl_module
-        self._connection.send(pack_ready())
-        while (message := self._connection.receive()) is not None:
-            if kind_of(message) == END:
-                self.reason = unpack_end(message)
-                self._connection.send(pack_ready())  # each message has an answer
-                continue
-            asked = unpack_outgoing(message, self._known)
-            self._known = asked.buffers
-            if not server.data.has_examples(asked.client):
-                raise TrainingError(f"the server asks for client {asked.client}, whose data are not at this site")
-            try:
-                answer = self._keep(server.train_at_site(self._with_kept(asked)))
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                ends = not is_exhaustion(error)  # what this machine lacks ends this site alone
-                self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=reason, ends=ends)))
-                raise
-            self._connection.send(pack_incoming(answer, asked.buffers))
-            if answer.result is not None:
-                self._say(f"round {asked.number}: trained, train/loss {answer.result.loss:.4f}")
-            if answer.reason:
-                label = server.data.client_label(asked.client)
-                warnings.warn(f"round {asked.number}: client {label} is left out: {answer.reason}", stacklevel=2)
+        while (reason := self._answer(pl_module)) is not None:
+            self._come_again(reason, pl_module)
         raise StopIteration  # with which Lightning ends a fit
+
+    def _answer(self, server: Any) -> str | None:
+        """Train what the server asks for; return why it ends before its last round, or None after that."""
+        self._known = ()
+        reason = None
+        try:
+            self._connection.send(pack_ready())
+            while (message := self._connection.receive()) is not None:
+                if kind_of(message) == END:
+                    reason = f"the server has ended before its last round: {unpack_end(message)}"
+                else:
+                    self._train(server, message)
+        except ConnectionError as error:
+            reason = str(error)
+        return reason
+
+    def _come_again(self, reason: str, server: Any) -> None:
+        """Wait for a server that goes on with the run."""
+        while True:
+            self._connection.connect_again(reason)
+            try:
+                start = come(self._connection, self._welcome)
+            except ConnectionError as error:
+                reason = str(error)
+                continue
+            if list(start.sizes) != server.data.sizes.tolist():
+                raise ConfigurationError(
+                    f"expected the server to know {server.data.sizes.tolist()} training examples, as when the run "
+                    f"began, got {list(start.sizes)}: it has begun another run; join anew"
+                )
+            self._say("the server has let this site in again")
+            return
+
+    def _train(self, server: Any, message: Message) -> None:
+        """Train the client that the server asks for, and send what it answers."""
+        asked = unpack_outgoing(message, self._known)
+        self._known = asked.buffers
+        if not server.data.has_examples(asked.client):
+            raise TrainingError(f"the server asks for client {asked.client}, whose data are not at this site")
+        try:
+            answer = self._keep(server.train_at_site(self._with_kept(asked)))
+        except Exception as error:
+            self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=named_error(error))))
+            raise
+        self._connection.send(pack_incoming(answer, asked.buffers))
+        if answer.result is not None:
+            self._say(f"round {asked.number}: trained, train/loss {answer.result.loss:.4f}")
+        if answer.reason:
+            label = server.data.client_label(asked.client)
+            warnings.warn(f"round {asked.number}: client {label} is left out: {answer.reason}", stacklevel=2)
 
     def _with_kept(self, asked: Outgoing) -> Outgoing:
         """Put what stays here in the place of the server's marks."""

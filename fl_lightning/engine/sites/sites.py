@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from time import monotonic
 from typing import Any, Protocol
 
 from fl_lightning.engine.module.state import Buffers
+from fl_lightning.engine.sites.events import Answered, Came, Gone, Heard, Message
 from fl_lightning.engine.sites.facts import (
     READY,
     WELCOME,
@@ -22,32 +25,54 @@ from fl_lightning.engine.sites.facts import (
 )
 from fl_lightning.errors import ConfigurationError, TrainingError
 
+LOOK = 0.5  # seconds between two looks whether the run is asked to stop
+
 
 class Carrier(Protocol):
     """Carries messages between the server and its sites, each of which has a name that nobody else can take."""
 
-    def send(self, site: str, message: bytes) -> None:
+    def send(self, site: str, message: Message) -> None:
         """Send a message to a site.
 
         Raises:
             OSError: the site is gone.
         """
 
-    def receive(self, timeout: float | None) -> tuple[str, bytes | None]:
-        """Wait for the next message; returns the site that has sent it, and what it says of itself.
-
-        In the place of a message, None says that the site is gone, and an empty one that it was only silent, and is
-        heard again.
+    def receive(self, timeout: float) -> Heard | Gone:
+        """Wait for the next message of any site, or for the end of a connection.
 
         Args:
-            timeout: largest number of seconds to wait; None for no limit.
+            timeout: largest number of seconds to wait.
 
         Raises:
-            TimeoutError: no message has come in time.
+            TimeoutError: nothing has happened in time.
         """
 
     def stop(self) -> None:
         """End the connections, upon which the sites end."""
+
+
+class Stage(IntEnum):
+    """How far a site has come."""
+
+    AWAY = 0
+    LET_IN = 1  # it knows that it may train, and gets ready
+    THERE = 2  # it can train
+
+
+@dataclass
+class _Place:
+    """Holds what the server knows of a site.
+
+    Attributes:
+        clients: the ids of the site's clients.
+        stage: how far the site has come.
+        known: the buffers that the site was sent last.
+    """
+
+    clients: Sequence[int]
+    stage: Stage = Stage.AWAY
+    known: Buffers = ()
 
 
 class Sites:
@@ -64,6 +89,7 @@ class Sites:
         min_clients: number of clients without which no round begins or ends.
         facts: counts of the clients' data from an earlier part of the run, which still hold, by the client's id.
         say: is called with a line for each site that comes or goes.
+        stops: tells whether the run is asked to stop, upon which nothing is waited for.
 
     Attributes:
         carrier: carries the messages.
@@ -81,20 +107,18 @@ class Sites:
         min_clients: int = 1,
         facts: Mapping[int, Facts] | None = None,
         say: Callable[[str], None] = lambda line: None,
+        stops: Callable[[], bool] = lambda: False,
     ) -> None:
         self.carrier = carrier
         self.deadline = deadline
         self.min_clients = min_clients
         self.facts = dict(facts or {})
-        self._clients = clients
+        self._places = {site: _Place(own) for site, own in clients.items()}
         self._site_of = {client: site for site, own in clients.items() for client in own}
         self._settings = settings or {}
         self._say = say
-        self._let_in: set[str] = set()  # those that may train, and are not gone
-        self._there: set[str] = set()  # those of them that can train
-        self._known: dict[str, Buffers] = {}  # the buffers that each site was sent last
-        self._silent: set[str] = set()  # those that were there, and may only be silent
-        self._start: bytes | None = None  # what those are told that come, once all are known
+        self._stops = stops
+        self._start: Message | None = None  # what those are told that come, once all are known
 
     def __deepcopy__(self, memo: Any) -> Sites:
         return self  # a copy of the orchestrator talks to the same sites
@@ -105,78 +129,72 @@ class Sites:
 
     def known_at(self, client: int) -> Buffers:
         """Return the buffers that a client's site was sent last; none if it has come since."""
-        return self._known.get(self._site_of[client], ())
+        return self._places[self._site_of[client]].known
 
     def note_known(self, client: int, buffers: Buffers) -> None:
         """Note which buffers a client's site has been sent."""
-        self._known[self._site_of[client]] = buffers
+        self._places[self._site_of[client]].known = buffers
 
     def clients_of(self, site: str) -> Sequence[int]:
         """Return the ids of a site's clients; none for a stranger."""
-        return self._clients.get(site, ())
+        return self._places[site].clients if site in self._places else ()
 
     @property
     def missing(self) -> list[str]:
         """The names of the sites that are not there."""
-        return [site for site in self._clients if site not in self._there]
+        return [site for site, place in self._places.items() if place.stage < Stage.THERE]
+
+    def _at_least(self, stage: Stage) -> list[str]:
+        return sorted(site for site, place in self._places.items() if place.stage >= stage)
 
     def gather(self) -> None:
         """Wait for all sites; in a run that goes on, for those of ``min_clients`` clients."""
-        while len(self.facts) < len(self._site_of) or self._count(self._let_in) < self.min_clients:
-            self.receive(None)
+        while len(self.facts) < len(self._site_of) or self._count(self._at_least(Stage.LET_IN)) < self.min_clients:
+            self._next(None)
         sizes = [self.facts[client].size for client in sorted(self.facts)]
         self._start = pack_told(Start(sizes, self._settings))
-        for site in sorted(self._let_in):
+        for site in self._at_least(Stage.LET_IN):
             self._tell(site, self._start)
         end = None if self.deadline is None else monotonic() + self.deadline
-        while self._let_in - self._there:
+        while any(place.stage is Stage.LET_IN for place in self._places.values()):
             try:
-                self.receive(seconds_left(end))
+                self._next(end)
             except TimeoutError:
                 break
 
     def _count(self, sites: Collection[str]) -> int:
-        return sum(len(self._clients[site]) for site in sites)
+        return sum(len(self._places[site].clients) for site in sites)
 
-    def _tell(self, site: str, message: bytes) -> None:
+    def _tell(self, site: str, message: Message) -> None:
         try:
             self.carrier.send(site, message)
         except OSError:
             self._lose(site)
 
     def _lose(self, site: str) -> None:
-        if site in self._let_in:
+        place = self._places[site]
+        if place.stage > Stage.AWAY:
             self._say(f"{site} is gone")
-        if site in self._there:
-            self._silent.add(site)
-        self._known.pop(site, None)
-        self._let_in.discard(site)
-        self._there.discard(site)
-
-    def _hear_again(self, site: str) -> None:
-        if site in self._silent:
-            self._say(f"{site} is heard again")
-            self._silent.discard(site)
-            self._let_in.add(site)
-            self._there.add(site)
+        place.stage = Stage.AWAY
+        place.known = ()
 
     def say_end(self, reason: str) -> None:
         """Tell the sites that the run ends before its last round, and why."""
-        for site in sorted(self._let_in):
+        for site in self._at_least(Stage.LET_IN):
             self._tell(site, pack_end(reason))
 
     def present(self, clients: Collection[int]) -> int:
         """Count the clients whose sites are there."""
-        return sum(self._site_of[client] in self._there for client in clients)
+        return sum(self._places[self._site_of[client]].stage is Stage.THERE for client in clients)
 
-    def let_back(self) -> list[bytes]:
+    def let_back(self) -> list[Answered]:
         """Let those in that have come back since the last round; return the answers that came too late for it."""
-        late: list[bytes] = []
+        late: list[Answered] = []
         try:
             while True:
-                _, message = self.receive(0) or ("", None)
-                if message is not None:
-                    late.append(message)
+                event = self._next(monotonic())
+                if isinstance(event, Answered):
+                    late.append(event)
         except TimeoutError:
             return late
 
@@ -190,16 +208,16 @@ class Sites:
                 stacklevel=2,
             )
         while self.present(clients) < least:
-            self.receive(None)
+            self._next(None)
 
-    def send(self, client: int, message: bytes) -> None:
+    def send(self, client: int, message: Message) -> None:
         """Send a message to a client's site.
 
         Raises:
             OSError: the site is not there.
         """
         site = self._site_of[client]
-        if site not in self._there:
+        if self._places[site].stage < Stage.THERE:
             raise ConnectionError("it has not come back")
         try:
             self.carrier.send(site, message)
@@ -207,30 +225,53 @@ class Sites:
             self._lose(site)
             raise
 
-    def receive(self, timeout: float | None) -> tuple[str, bytes | None] | None:
-        """Wait for the next message; returns None if a site has come or come back, or has said that it can train.
+    def receive(self, end: float | None) -> Came | Gone | Answered:
+        """Wait until a site can train, is gone, or answers; see :meth:`_next`."""
+        while (event := self._next(end)) is None:
+            pass
+        return event
+
+    def _next(self, end: float | None) -> Came | Gone | Answered | None:
+        """Wait for the next word of a site; returns None for a welcome, which is answered here.
+
+        Args:
+            end: time of the monotonic clock until which to wait; None for no limit.
 
         Raises:
-            TimeoutError: no message has come in time.
+            TimeoutError: nothing has happened in time.
+            StopIteration: the run is asked to stop; Lightning ends a fit with this error.
         """
-        site, message = self.carrier.receive(timeout)
-        if message is None:
-            self._lose(site)
-            return site, None
-        if not message:
-            self._hear_again(site)
-            return None
-        kind = kind_of(message)
-        if kind == WELCOME:
-            self._admit(site, message)
-        elif kind == READY:
-            if site in self._let_in:
-                self._there.add(site)
-        else:
-            return site, message
-        return None
+        while True:
+            if self._stops():
+                raise StopIteration
+            left = LOOK if end is None else min(LOOK, max(0.0, end - monotonic()))
+            try:
+                heard = self.carrier.receive(left)
+            except TimeoutError:
+                if end is not None and monotonic() >= end:
+                    raise
+                continue
+            return self._take(heard)
 
-    def _admit(self, site: str, message: bytes) -> None:
+    def _take(self, heard: Heard | Gone) -> Came | Gone | Answered | None:
+        """Note where a site stands after a word of it, or after its end."""
+        site = heard.site
+        if isinstance(heard, Gone):
+            self._lose(site)
+            return heard
+        kind = kind_of(heard.message)
+        if kind == WELCOME:
+            self._admit(site, heard.message)
+            return None
+        if kind != READY:
+            return Answered(site, heard.message)
+        place = self._places[site]
+        if place.stage is not Stage.LET_IN:
+            return None
+        place.stage = Stage.THERE
+        return Came(site)
+
+    def _admit(self, site: str, message: Message) -> None:
         """Let a site in, or tell it why not."""
         try:
             welcome = unpack_welcome(message)
@@ -240,10 +281,9 @@ class Sites:
             self._tell(site, pack_told(Start(settings=self._settings, reason=str(error))))
             return
         self.facts |= {fact.client: fact for fact in welcome.facts}
-        self._let_in.add(site)
-        self._there.discard(site)  # until it can train
-        self._known.pop(site, None)
-        self._silent.discard(site)
+        place = self._places[site]
+        place.stage = Stage.LET_IN
+        place.known = ()
         examples = sum(fact.size for fact in welcome.facts)
         self._say(f"{site} is there: {examples:,} training examples")
         if self._start is not None:
@@ -278,8 +318,3 @@ class Sites:
                         f"{self.site_of(other.client)} by {other.scaling}: set data.mean and data.std to the same "
                         "numbers everywhere"
                     )
-
-
-def seconds_left(end: float | None) -> float | None:
-    """Return the seconds that are left until a time of the monotonic clock; None without an end."""
-    return None if end is None else max(0.0, end - monotonic())

@@ -6,7 +6,10 @@ import selectors
 import socket
 from collections.abc import Mapping
 
-LENGTH = 8  # bytes of the number that says how long a message is
+from fl_lightning.engine.sites.events import Gone, Heard, Message
+from fl_lightning.errors import TrainingError
+
+LENGTH = 8  # bytes of a number: of parts, or of bytes
 
 
 class SocketConnection:
@@ -19,13 +22,17 @@ class SocketConnection:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> Message | None:
         """Wait for the next message; None if the server has closed its end."""
         return read(self._end)
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: Message) -> None:
         """Send a message."""
         write(self._end, message)
+
+    def connect_again(self, reason: str) -> None:
+        """End the site, which has one connection."""
+        raise TrainingError(reason)
 
 
 class SocketCarrier:
@@ -46,14 +53,12 @@ class SocketCarrier:
         self._ends[site] = end
         self._selector.register(end, selectors.EVENT_READ, site)
 
-    def send(self, site: str, message: bytes) -> None:
+    def send(self, site: str, message: Message) -> None:
         """Send a message to a site."""
         write(self._ends[site], message)
 
-    def receive(self, timeout: float | None) -> tuple[str, bytes | None]:
-        """Wait for the next message; None of a site that has closed its connection, which is told once."""
-        if not self._selector.get_map():
-            raise ConnectionError("no site is connected any more")
+    def receive(self, timeout: float) -> Heard | Gone:
+        """Wait for the next message, or for the end of a connection, which is told once."""
         ready = self._selector.select(timeout)
         if not ready:
             raise TimeoutError
@@ -63,7 +68,8 @@ class SocketCarrier:
         if message is None:
             self._selector.unregister(end)
             end.close()
-        return key.data, message
+            return Gone(key.data)
+        return Heard(key.data, message)
 
     def stop(self) -> None:
         """Close all connections, upon which the sites end."""
@@ -72,16 +78,25 @@ class SocketCarrier:
             end.close()
 
 
-def write(end: socket.socket, message: bytes) -> None:
-    """Write a message and its length."""
+def write(end: socket.socket, message: Message) -> None:
+    """Write the number of a message's parts, and each with its length."""
     end.sendall(len(message).to_bytes(LENGTH, "big"))
-    end.sendall(message)
+    for part in message:
+        end.sendall(len(part).to_bytes(LENGTH, "big"))
+        end.sendall(part)
 
 
-def read(end: socket.socket) -> bytes | None:
+def read(end: socket.socket) -> Message | None:
     """Read a message; None if the other end is closed."""
-    length = _read_all(end, LENGTH)
-    return None if length is None else _read_all(end, int.from_bytes(length, "big"))
+    count = _read_all(end, LENGTH)
+    parts: list[bytes] = []
+    while count is not None and len(parts) < int.from_bytes(count, "big"):
+        length = _read_all(end, LENGTH)
+        part = None if length is None else _read_all(end, int.from_bytes(length, "big"))
+        if part is None:
+            return None
+        parts.append(part)
+    return None if count is None else parts
 
 
 def _read_all(end: socket.socket, count: int) -> bytes | None:

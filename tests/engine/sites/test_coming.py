@@ -13,6 +13,7 @@ from lib.at_sites import SITES, sites
 from lib.command import rows
 
 from fl_lightning import ConfigurationError, TrainingError
+from fl_lightning.engine.sites.events import Came, Gone, Message
 from fl_lightning.engine.sites.facts import (
     OWN_PATH,
     Facts,
@@ -150,9 +151,9 @@ def test_settings_that_are_alike_pass() -> None:
 
 def test_a_welcome_that_is_none_is_refused() -> None:
     with pairs() as made:
-        write(made.pairs["anna"][1], pack({"kind": "welcome", "site": "anna"}, {}))
+        write(made.pairs["anna"][1], pack({"kind": "welcome", "site": "anna"}))
         with pytest.warns(UserWarning, match="anna is refused: expected the welcome of a site, got one that lacks"):
-            made.sites.receive(5)
+            made.sites.let_back()
 
 
 def test_a_site_that_comes_back_has_the_data_that_it_had() -> None:
@@ -160,35 +161,23 @@ def test_a_site_that_comes_back_has_the_data_that_it_had() -> None:
         made.all_come()
         here, there = socket.socketpair()
         made.pairs["anna"][1].close()
-        assert made.sites.receive(5) == ("anna", None)
+        assert made.sites.receive(None) == Gone("anna")
         assert made.sites.missing == ["anna"]
         with pytest.raises(ConnectionError, match="it has not come back"):
-            made.sites.send(0, b"")
+            made.sites.send(0, [b""])
         made.carrier.let_back("anna", here)
         made.pairs["anna"] = (here, there)
         made.tell("anna", facts(0, fingerprint="another"))
         with pytest.warns(UserWarning, match=r"anna has other data than when the run began \(10 training examples"):
-            made.sites.receive(5)
+            made.sites.let_back()
         assert made.heard("anna").reason
         made.tell("anna")
-        write(there, pack_ready())
-        made.sites.receive(5)
+        made.sites.let_back()
         assert made.heard("anna").sizes == [10, 11, 12]
         assert made.sites.missing == ["anna"]  # it cannot train yet
-        made.sites.receive(5)
+        write(there, pack_ready())
+        assert made.sites.receive(None) == Came("anna")
         assert made.sites.missing == []
-
-
-def test_a_site_that_was_only_silent_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pairs() as made:
-        made.all_come()
-        told: list[tuple[str, bytes | None]] = [("anna", None), ("anna", b"")]
-        monkeypatch.setattr(made.carrier, "receive", lambda timeout: told.pop(0))
-        made.sites.receive(0)
-        assert made.sites.missing == ["anna"]
-        made.sites.receive(0)
-        assert made.sites.missing == []
-        assert made.lines[-2:] == ["anna is gone", "anna is heard again"]
 
 
 def test_a_run_that_goes_on_begins_with_those_who_are_there() -> None:
@@ -205,8 +194,8 @@ def test_a_run_that_goes_on_begins_with_those_who_are_there() -> None:
 class Silent(SocketConnection):
     """Never answers for client 4 of round 2."""
 
-    def send(self, message: bytes) -> None:
-        if b'"client": 4, "number": 2' not in message:
+    def send(self, message: Message) -> None:
+        if b'"client": 4, "number": 2' not in message[0]:
             super().send(message)
 
 
