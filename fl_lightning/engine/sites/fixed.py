@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning.errors import TrainingError
 
+LEAST = 3  # sites whose numbers are summed: of two, each knows the other's number from the sum
 LARGEST = 2.0**20  # largest size of a number that clients sum: an entry of an update, a change of a buffer, a metric
 BITS = 62  # of the largest sum: an int64 holds twice as much
 BLOCK = 1 << 20  # numbers that are encoded at a time
@@ -45,7 +46,7 @@ class FixedPoint:
     @classmethod
     def of(cls, sites: int, weight: float) -> FixedPoint:
         """Make the form for the sums of a number of sites, none of which has a larger weight than the one given."""
-        limit = max(1.0, weight) * LARGEST
+        limit = weight * LARGEST
         mantissa, exponent = math.frexp(sites * limit)
         power = exponent - 1 if mantissa == 0.5 else exponent
         return cls(2.0 ** (power - BITS), limit)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from time import monotonic
 
 import torch
 from cryptography import x509
@@ -20,12 +21,13 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 from torch import Tensor
 
+from fl_lightning.engine.round import Outgoing
+from fl_lightning.engine.sites.fixed import LEAST
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 PROTOCOL = "fl-lightning secure aggregation 1"
 BLOCK = 1 << 15  # words that are made at a time, which stay in a processor's cache
 WORD = 8  # bytes
-LEAST = 3  # sites of a set: of two, each knows the other's update from the sum
 LAST_ROUND = 2**53
 HEX = 16  # digits of a fingerprint that people compare
 
@@ -274,3 +276,83 @@ class Answers:
             )
         self._sets[number] = named
         self._fit, self._last = fit, number
+
+
+class SiteMasks:
+    """Hides what a site sends in each round of a run; see :class:`Veil`.
+
+    Args:
+        name: the site's name.
+        sites: the names of all sites, from this site's own config.
+        identity: the site's kit.
+        deadline: seconds after which a round is skipped without this site's answer, which is then not sent; None for no
+            limit.
+        say: is called with a line for the keys that are new.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sites: Sequence[str],
+        identity: Identity,
+        deadline: float | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._name = name
+        self._identity = identity
+        self._deadline = deadline
+        self._say = say
+        self._answers = Answers(name, sites)
+        self._fit = ""
+        self._masks: Masks | None = None
+        self._bundles: dict[str, Bundle] = {}  # of the round's set
+        self._began = 0.0
+
+    def start(self, fit: str) -> None:
+        """Draw keys for a fit, unless that fit is going on.
+
+        Raises:
+            TrainingError: the server names no fit.
+        """
+        if not fit:
+            raise TrainingError("the server does not sum up what sites send: set network.secure_aggregation there, too")
+        if fit != self._fit or self._masks is None:
+            self._fit = fit
+            self._masks = Masks(self._name, fit, self._identity)
+
+    @property
+    def _own(self) -> Masks:
+        assert self._masks is not None
+        return self._masks
+
+    @property
+    def shown(self) -> Mapping[str, str]:
+        """What the site shows to the others."""
+        return self._own.bundle.plain()
+
+    def begin(self, asked: Outgoing) -> str:
+        """Take note of the set of sites that a round names; return why the site does not answer, or nothing.
+
+        Raises:
+            TrainingError: a site's public key is not its own.
+        """
+        self._began = monotonic()
+        self._bundles = {name: Bundle.of(plain) for name, plain in asked.together.items()}
+        try:
+            self._answers.begin(self._fit, asked.number, [*self._bundles])
+        except TrainingError as error:
+            return str(error)
+        new = [f"{name} ({fingerprint_of(self._bundles[name])})" for name in self._own.agree(self._bundles)]
+        if new:
+            self._say(f"sums with {', '.join(new)}: the beginnings of their certificates' fingerprints")
+        return ""
+
+    def hide(self, words: Tensor, asked: Outgoing) -> None:
+        """Add the masks of a round to words, in place.
+
+        Raises:
+            TrainingError: the answer comes too late for its round.
+        """
+        if self._deadline is not None and monotonic() - self._began > self._deadline:
+            raise TrainingError(f"round {asked.number}: the answer comes after {self._deadline:g} s, and is not sent")
+        self._own.hide(words, asked.number, self._bundles)

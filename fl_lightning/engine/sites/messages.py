@@ -38,6 +38,7 @@ class Incoming:
         model: (P,) the client's model, or its update; None for a client that is left out.
         less: whether ``model`` is an update.
         reason: why the client is left out; empty if it is not.
+        told: what is told in the open where ``model`` has the words of a sum; None where it is a model or an update.
     """
 
     client: int
@@ -46,6 +47,7 @@ class Incoming:
     model: Tensor | None = None
     less: bool = False
     reason: str = ""
+    told: Mapping[str, Any] | None = None
 
 
 def pack(plain: Mapping[str, Any], *bodies: bytes) -> Message:
@@ -106,7 +108,7 @@ def pack_outgoing(outgoing: Outgoing, params: bytes, known: Buffers = ()) -> Mes
     keys = list(outgoing.states)
     for number, key in enumerate(keys):
         tensors |= {f"states/{number}/{name}": value for name, value in outgoing.states[key].items()}
-    plain = {name: getattr(outgoing, name) for name in ("client", "number", "factors", "loss_scale")}
+    plain = {name: getattr(outgoing, name) for name in ("client", "number", "factors", "loss_scale", "together")}
     return pack({**plain, "states": keys, "buffers": marks}, pack_tensors(tensors), params)
 
 
@@ -136,6 +138,7 @@ def _outgoing(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], known: Bu
         factors=plain["factors"],
         loss_scale=_loss_scale(plain["loss_scale"]),
         states=states,
+        together=dict(plain["together"]),
     )
 
 
@@ -143,6 +146,8 @@ def pack_incoming(incoming: Incoming, known: Buffers = ()) -> Message:
     """Write what comes back for a client, without the buffers that are ``known`` to the server, which has sent them."""
     plain = {name: getattr(incoming, name) for name in ("client", "number", "less", "reason")}
     result = incoming.result
+    if incoming.told is not None and incoming.model is not None:
+        return pack({**plain, "told": incoming.told}, pack_tensors({"model": incoming.model}))
     if result is None or incoming.model is None:
         return pack(plain)
     plain["result"] = {own.name: getattr(result, own.name) for own in fields(result) if own.name not in TENSORS}
@@ -174,6 +179,8 @@ def unpack_incoming(message: Message, known: Callable[[int], Buffers] = lambda c
 
 def _incoming(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], known: Callable[[int], Buffers]) -> Incoming:
     client, number = _numbers(plain)
+    if "told" in plain:
+        return Incoming(client, number, model=tensors["model"], told=dict(plain["told"]))
     if "result" not in plain:
         return Incoming(client, number, reason=one_line(plain["reason"]))
     result = replace(
