@@ -1,11 +1,11 @@
-"""Run a federation over NVIDIA FLARE on this machine, and the same run here: seconds a round, and what FLARE takes.
+"""Run a federation over gRPC on this machine, and the same run here: seconds a round, to the first one, and memory.
 
     python -m benchmarks.network --sites 3 10
     python -m benchmarks.network --sites 3 --hidden 3280      # 11 million parameters
 
-All sites, the server and FLARE's programs share this machine, over mutual TLS on loopback. *Here* is the median round
-of ``fit``, which trains one client after another on one thread; *over FLARE* that of ``serve``, whose sites share the
-cores. The first round counts in neither.
+All sites and the server share this machine, over mutual TLS on loopback. *Here* is the median round of ``fit``, which
+trains one client after another on one thread; *over gRPC* that of ``serve``, whose sites share the cores. The first
+round counts in neither. The memory is the largest of a process, without what it shares with others.
 """
 
 import argparse
@@ -17,12 +17,14 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 import psutil
 
-from fl_lightning.network.kits import provision
+from fl_lightning.network.kits import make_kits
 
 COMMAND = str(Path(sys.executable).with_name("fl-lightning"))
 MIB = 2**20
@@ -58,22 +60,30 @@ def rounds_of(run: Path) -> list[float]:
         return [float(row["seconds"]) for row in csv.DictReader(lines)][1:]
 
 
+def most_memory(processes: "Sequence[subprocess.Popen[bytes]]", last: "subprocess.Popen[bytes]") -> list[float]:
+    """The largest memory of each process, in MiB, until the last one ends."""
+    most = [0.0] * len(processes)
+    while last.poll() is None:
+        for place, process in enumerate(processes):
+            with suppress(psutil.Error):
+                most[place] = max(most[place], psutil.Process(process.pid).memory_full_info().uss / MIB)
+        time.sleep(0.2)
+    return most
+
+
 def measure(asked: Namespace, sites: int, folder: Path) -> None:
     names = [f"site{number}" for number in range(sites)]
-    provision(names, "localhost", folder / "kits", free_port())
+    make_kits(names, "localhost", folder / "kits", free_port())
     shared = options(asked, sites)
     quiet = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run([COMMAND, "fit", *shared, "--trainer.devices", "1", "--experiment", "here"], check=True, **quiet)
+    fit = subprocess.Popen([COMMAND, "fit", *shared, "--trainer.devices", "1", "--experiment", "here"], **quiet)
+    alone = most_memory([fit], fit)
     shared += ["--network.sites", f"[{','.join(names)}]", "--network.dealt", "true"]
     joins = [subprocess.Popen([COMMAND, "join", *shared, "--network.kit", f"kits/{name}"], **quiet) for name in names]
     began = time.monotonic()
     serve = [COMMAND, "serve", *shared, "--network.kit", "kits/server", "--experiment", "over"]
     server = subprocess.Popen(serve, **quiet)
-    memory = 0
-    while server.poll() is None:
-        used = psutil.virtual_memory()
-        memory = max(memory, used.total - used.available)
-        time.sleep(0.5)
+    most = most_memory([*joins, server], server)
     for join in joins:
         join.wait()
     if server.returncode:
@@ -81,11 +91,11 @@ def measure(asked: Namespace, sites: int, folder: Path) -> None:
     whole = time.monotonic() - began
     here = median(rounds_of(folder / "runs/here/version_0"))
     over = rounds_of(folder / "runs/over/version_0")
-    mib = memory / MIB
+    site, at_server = median(most[:-1]), most[-1]
     print(
-        f"{sites} sites: here {here:.2f} s a round, over FLARE {median(over):.2f} s ({min(over):.2f} to "
-        f"{max(over):.2f}), {median(over) - here:+.2f} s; all of it {whole:.0f} s, "
-        f"the machine's memory at most {mib:,.0f} MiB",
+        f"{sites} sites: here {here:.2f} s a round, over gRPC {median(over):.2f} s ({min(over):.2f} to "
+        f"{max(over):.2f}), {median(over) - here:+.2f} s; all of it {whole:.0f} s; memory of fit {alone[0]:,.0f} MiB, "
+        f"a site {site:,.0f}, the server {at_server:,.0f}",
         flush=True,
     )
 

@@ -23,7 +23,7 @@ def better_of(module: object, name: str, value: object = None) -> Better | None:
     Args:
         module: the module that logs the metric; it may name metrics in ``lower_is_better`` and ``higher_is_better``.
         name: the metric's name.
-        value: what is logged: a torchmetrics object has a ``higher_is_better`` of its own.
+        value: the logged value: a torchmetrics object has a ``higher_is_better`` of its own.
 
     Returns:
         "lower" or "higher"; None where neither says it.

@@ -30,7 +30,8 @@ class Command(NamedTuple):
         about: a sentence on what the command does, which ``--help`` shows.
         module: the module whose ``command`` function takes the arguments.
         arguments: module and function that check the arguments and answer ``--help``, without importing torch.
-        imports: names of the packages whose import takes seconds; a terminal shows them meanwhile.
+        imports: names of the packages whose import takes seconds; a terminal shows them meanwhile. An empty
+            text for none.
     """
 
     about: str
@@ -67,7 +68,7 @@ TOPICS = {
         ),
         "join": Command("train the client of this site for a server", "network.command", ("network.options", "check")),
         "keys": Command(
-            "make the certificates of a server and its sites", "network.command", ("network.options", "keys_arguments")
+            "make the certificates of a server and its sites", "network.keys", ("network.keys", "arguments"), ""
         ),
     },
     "Finished runs": {
@@ -159,7 +160,7 @@ def _import(module: str, slow: str = LIGHTNING) -> Any:
     os.environ[THREADS] = str(whole_number(THREADS, os.environ.get(THREADS) or "1"))
     # Print without rich, which must not be imported before Lightning: typing caches equal unions, whatever their order,
     # so the parser would get ``float | int`` where Lightning declares ``int | float``, and 2 epochs would become 2.0.
-    words = f"importing {slow} …" if sys.stderr.isatty() else ""
+    words = f"importing {slow} …" if slow and sys.stderr.isatty() else ""
     print(words, end="", file=sys.stderr, flush=True)
     try:
         with _ctrl_c_ends():

@@ -92,6 +92,8 @@ QUICK = {  # command lines that are answered at once: exit status, and words of 
     "report": (2, "give RUN: fl-lightning report --help lists the options"),
     "fit --config.help": (0, "digits_gh.yaml                       Gradient harmonization (FedGH) on scikit-learn's"),
     "dashboard --help": (0, "usage: fl-lightning dashboard"),
+    "keys --help": (0, "usage: fl-lightning keys"),
+    "keys --renew anna --out nowhere": (2, "expected a kit's file nowhere/authority/issued.txt"),
     "export --help": (0, "usage: fl-lightning export"),
     "export nowhere": (2, "give --out: fl-lightning export --help lists the options"),
 }

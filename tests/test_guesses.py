@@ -7,7 +7,15 @@ from pathlib import Path
 
 TABLES = Path(__file__).with_name("guesses.md").read_text()
 ROOT = Path(__file__).parents[1]
-ROOMS = ("fl_lightning/engine", "fl_lightning/fit", "fl_lightning/runs", "callbacks", "models", "datamodules")
+ROOMS = (
+    "fl_lightning/engine",
+    "fl_lightning/fit",
+    "fl_lightning/runs",
+    "fl_lightning/network",
+    "callbacks",
+    "models",
+    "datamodules",
+)
 ASKS = {"hasattr", "callable", "is_overridden", "is_param_in_hook_signature", "signature"}  # others' and Python's
 ASKS |= {"declares", "stands", "overrides", "takes_index"}  # the package's own
 ATTRIBUTES = {"__module__", "__mro__"}

@@ -28,8 +28,9 @@ def class_counts(rule: FederatedCallback, data: FederatedDataModule) -> Tensor:
         ConfigurationError: the data module does not know them.
     """
     if (counts := data.class_counts()) is None:
+        kind = type(data.named).__name__
         raise ConfigurationError(
-            f"{type(rule).__name__} needs the clients' class counts, but {type(data).__name__}.class_counts() returns "
-            f"None: define it, or remove {type(rule).__name__}"
+            f"{type(rule).__name__} needs the clients' class counts, but {kind}.class_counts() returns None: define "
+            f"it, or remove {type(rule).__name__}"
         )
     return counts

@@ -61,8 +61,8 @@ class PrivateRule(FederatedCallback, ABC):
         data = orchestrator.data
         for what, remedy in data.measured.items():
             raise ConfigurationError(
-                f"{type(self).__name__}: {type(data).__name__} measures {what} on the examples of all clients, without "
-                f"noise, so ε would be false: {remedy}"
+                f"{type(self).__name__}: {type(data.named).__name__} measures {what} on the examples of all clients, "
+                f"without noise, so ε would be false: {remedy}"
             )
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Never
+from typing import Any, ClassVar, Never
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -53,11 +53,17 @@ class FederatedDataModule(FederatedData):
             stacked (texts of different length, graphs); PyTorch's ``default_collate`` by default. Random numbers that
             the function draws are seeded for each batch.
 
+    Attributes:
+        places: names of the arguments that say where a machine has its data (a folder, a file, a database), which may
+            differ between the machines of a federation. A subclass with such arguments names them.
+
     Raises:
         ConfigurationError: ``participation`` is outside its range, ``batch_size`` or ``clients_per_batch`` is less than
             1, ``num_workers`` is less than 0, or ``client_names`` are given to a subclass whose names are a property;
             when training begins, ``client_names`` are not N different names.
     """
+
+    places: ClassVar[Sequence[str]] = ()
 
     def __init__(
         self,

@@ -155,6 +155,8 @@ class AvailabilityTrace(Availability):
             names a client that does not exist.
     """
 
+    places = ("path",)
+
     def __init__(self, path: str, **settings: Any) -> None:
         super().__init__(**settings)
         self.path = path

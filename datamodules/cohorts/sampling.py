@@ -120,6 +120,7 @@ class FixedSchedule(ClientSampler):
     """
 
     sampling = "fixed"
+    places = ("path",)
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -77,6 +77,8 @@ class BoxFolder(BoxData):
             decoded, or a line of a text file is invalid.
     """
 
+    places = ("root",)
+
     def __init__(
         self, root: str = "data", num_classes: int = 1, image_size: int = 640, **images: Unpack[Boxes]
     ) -> None:

@@ -14,6 +14,8 @@ from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.changes.domain_shift import DomainShift
 from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
 from fl_lightning.datamodules.partition.steps.parts import Parts
+from fl_lightning.engine.federation.batches import in_memory, take
+from fl_lightning.engine.federation.raw import RawInputs
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.later import later
 
@@ -62,6 +64,14 @@ class ImageData(LabelledData):
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,) below ``num_classes``."""
         return super().load(train)
+
+    @override
+    def raw_inputs(self, client: int) -> RawInputs | None:
+        found = in_memory(self.client_dataset(client), torch.arange(self.client_num_samples(client)))
+        if found is None or found[0].tensors[0].dtype != torch.uint8:
+            return None
+        dataset, rows = found
+        return RawInputs((), (take(dataset.tensors[0], part) for part in torch.split(rows, 1000)))
 
     @override
     def shifted(self, inputs: Tensor, *parts: Parts) -> Tensor:

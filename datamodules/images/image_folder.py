@@ -68,6 +68,9 @@ class ImageFolder(ImageData):
         ConfigurationError: an argument is outside its range; on loading, the data are missing or invalid.
     """
 
+    places = ("root", "cache")
+    from_statistics = ("mean", "std")
+
     @later(client=None, domain=None, leave_out=(), test_share=0.2)
     def __init__(
         self,
@@ -234,7 +237,7 @@ def pair_of(image_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def check_constants(
-    mean: tuple[float, ...] | None, std: tuple[float, ...] | None, channels: int
+    mean: Sequence[float] | None, std: Sequence[float] | None, channels: int, name: str = "channels"
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Refuse constants that are not one finite mean and one finite standard deviation > 0 per channel; return both."""
     if mean is not None and std is not None and len(mean) == len(std) == channels:
@@ -242,7 +245,7 @@ def check_constants(
         if finite and all(0 < value < math.inf for value in std):
             return tuple(mean), tuple(std)
     raise ConfigurationError(
-        f"expected mean and std > 0 of each of {channels} channels, or neither, got {mean} and {std}: give both"
+        f"expected mean and std > 0 of each of {channels} {name}, or neither, got {mean} and {std}: give both"
     )
 
 

@@ -52,6 +52,7 @@ class PublishedImages(ImageData):
     folder: str  # folder of the data set's own files, below root
     image_size: tuple[int, int]  # height, width
     published: tuple[int, int]  # numbers of training and test images
+    places = ("root", "cache")
     decodes = False  # whether the data set's own files are images to be decoded
 
     def __init__(

@@ -56,7 +56,7 @@ def as_tensors(train: NDArray[Any], test: NDArray[Any], meaning: Meaning | None)
     Args:
         train: inputs of the training set.
         test: inputs of the test set, of the same type and shape.
-        meaning: what the arrays mean; None where they can mean one thing: images (n, C, H, W), or floats.
+        meaning: the meaning of the arrays; None where they can have one alone: images (n, C, H, W), or floats.
 
     Raises:
         ConfigurationError: without a ``meaning``, the arrays can mean several things; they cannot have the meaning; a
@@ -78,8 +78,9 @@ def as_tensors(train: NDArray[Any], test: NDArray[Any], meaning: Meaning | None)
     grey = grey_levels(arrays[0], arrays[1]) if may_be_images else None
     if grey and meaning is None and train.dtype.kind == "f" and train.shape[1] not in CHANNELS:
         raise _two_meanings(train, "images, whose grey levels become bytes, or numbers")
-    tensors = [torch.from_numpy(array) for array in grey] if grey else [_floats(array) for array in arrays]
-    return tensors[0], tensors[1]
+    if grey:
+        return torch.from_numpy(grey[0]), torch.from_numpy(grey[1])
+    return _floats(arrays[0]), _floats(arrays[1])
 
 
 def grey_levels(train: NDArray[Any], test: NDArray[Any]) -> list[NDArray[np.uint8]] | None:

@@ -47,9 +47,9 @@ class ClientFiles(ImageData):
     Args:
         root: folder of the data set.
         num_classes: C, the number of classes; by default 1 + the largest target.
-        inputs: what the arrays mean: "images" (n, C, H, W), or flat ones of 28x28, of floats or of whole numbers from 0
-            to 255; "channels_last" for images (n, H, W, C); "tokens", whole numbers from 0, which become int64; or
-            "numbers", which become floats and stay as they are. None for what the software itself writes.
+        inputs: the meaning of the arrays: "images" (n, C, H, W), or flat ones of 28x28, of floats or of whole numbers
+            from 0 to 255; "channels_last" for images (n, H, W, C); "tokens", whole numbers from 0, which become int64;
+            or "numbers", which become floats and stay as they are. None for what the software itself writes.
         images: ``partition``, ``augment``, ``normalize`` and the other arguments of :class:`ImageData`; ``augment``
             for images alone.
 
@@ -57,6 +57,9 @@ class ClientFiles(ImageData):
         ConfigurationError: an argument is outside its range; on loading, files are missing or damaged, a client has
             test examples alone, inputs differ in type or shape, or can mean several things.
     """
+
+    places = ("root",)
+    from_statistics = ("num_classes",)
 
     @later(inputs=None)
     def __init__(

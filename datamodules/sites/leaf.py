@@ -113,7 +113,7 @@ class Leaf(ClientFiles):
 
     @cached_property
     def _scale(self) -> int:
-        """What a positive tweet is called: 4 in LEAF's first release, as in Sentiment140, else 1."""
+        """The number of positive tweets: 4 in LEAF's first release, as in Sentiment140, else 1."""
         return max(int(_numbers(targets).max(initial=1)) for _, targets in self._train.values())
 
     def _opinions(self, targets: NDArray[Any]) -> NDArray[Any]:

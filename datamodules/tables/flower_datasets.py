@@ -130,7 +130,7 @@ class FlowerDatasets(FederatedDataModule):
 
     @property
     def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only
-        """What is measured on images, see :attr:`ColumnImages.measured`."""
+        """Names what is measured on images, see :attr:`ColumnImages.measured`."""
         return {} if self._images is None else self._images.measured
 
     @cached_property

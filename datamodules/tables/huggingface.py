@@ -32,6 +32,7 @@ from fl_lightning.datamodules.tables.rows.splits import choose_splits, leave_unl
 from fl_lightning.datamodules.tables.tokens import tokenized
 from fl_lightning.datamodules.tables.values import check_class_names, check_examples, classes_of, column_of, groups_of
 from fl_lightning.engine.federation.batches import Examples
+from fl_lightning.engine.federation.raw import RawInputs
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.later import later
 
@@ -98,6 +99,8 @@ class HuggingFace(PartitionedData):
     """
 
     by_example = True
+    places = ("train",)
+    from_statistics = ("mean", "std")
 
     @later(subset=None, domain=None, leave_out=(), test_share=0.0, tokenizer=None, length=128)
     @later(channels=None, image_size=None, mean=None, std=None, normalize=True, augment=None, memory_gib=4.0)
@@ -233,8 +236,25 @@ class HuggingFace(PartitionedData):
 
     @property
     def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only
-        """What is measured on images, see :attr:`ColumnImages.measured`."""
+        """Names what is measured on images, see :attr:`ColumnImages.measured`."""
         return {} if self._images is None else self._images.measured
+
+    @property
+    def mean(self) -> tuple[float, ...] | None:
+        """The mean of each channel by which images are scaled; None for other data."""
+        return None if self._images is None else self._images.mean
+
+    @property
+    def std(self) -> tuple[float, ...] | None:
+        """The standard deviation of each channel, as :attr:`mean`."""
+        return None if self._images is None else self._images.std
+
+    @override
+    def raw_inputs(self, client: int) -> RawInputs | None:
+        if self._images is None:
+            return None
+        examples: Any = self.client_dataset(client)
+        return RawInputs((), (examples[row][0][None] for row in range(len(examples))))
 
     @property
     def _tests(self) -> Any:

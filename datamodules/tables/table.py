@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
@@ -21,10 +22,12 @@ from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out,
 from fl_lightning.datamodules.base.domains import batches_by_domain, check_left_out, left_out_names
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
+from fl_lightning.datamodules.images.image_folder import check_constants
 from fl_lightning.datamodules.partition import Natural
 from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.datamodules.tables.rows.names import as_written, distinct, in_both, positions
 from fl_lightning.datamodules.tables.rows.owners import own_rows
+from fl_lightning.engine.federation.raw import RawInputs
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.later import later
 
@@ -41,10 +44,11 @@ class Table(FederatedDataModule):
     """The rows of a table, in memory. Each distinct value of one column (hospital, user, writer) is a client.
 
     Clients are numbered in the sorted order of the values, which also name them (``client_names``). Batches are
-    ``[features (B, F), targets]``, floats of the default type and unscaled. Unless ``task`` says otherwise, a target
-    column of integers, truth values or texts holds classes: targets (B,) int64, numbered in the sorted order of the
-    values in both sets, ``class_names``; and a target column of floats is for regression: targets (B,). A warning says
-    so if the classes are integers other than 0 to C-1. Several target columns, or a list of one, become floats (B, T).
+    ``[features (B, F), targets]``, floats of the default type, scaled by ``mean`` and ``std`` alone. Unless ``task``
+    says otherwise, a target column of integers, truth values or texts holds classes: targets (B,) int64, numbered in
+    the sorted order of the values in both sets, ``class_names``; and a target column of floats is for regression: targets
+    (B,). A warning says so if the classes are integers other than 0 to C-1. Several target columns, or a list of one,
+    become floats (B, T).
 
     The test set is used for validation, too; without a test set, the client module's own loaders are used. When clients
     evaluate, each uses its own rows of the test set.
@@ -69,6 +73,10 @@ class Table(FederatedDataModule):
         domain: name of a column of domains (countries, devices), which is no feature: :meth:`domain_batches` gives the
             test rows of each.
         leave_out: domains that do not train: their training rows become test rows.
+        mean: number to subtract from each feature, in the order of the features; None leaves features as they are.
+        std: number above 0 by which each feature is then divided; None if ``mean`` is None.
+        classes: all values of the target column that are classes, in the order of their numbers; by default, those that
+            occur, in sorted order.
         federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
             :class:`FederatedDataModule`.
 
@@ -79,7 +87,10 @@ class Table(FederatedDataModule):
             ``test`` holds no client of ``train``.
     """
 
-    @later(held_out=0.0, domain=None, leave_out=())
+    places = ("train", "test")
+    from_statistics = ("mean", "std", "classes")
+
+    @later(held_out=0.0, domain=None, leave_out=(), mean=None, std=None, classes=None)
     def __init__(
         self,
         train: Any,
@@ -94,9 +105,19 @@ class Table(FederatedDataModule):
         held_out: float = 0.0,
         domain: str | None = None,
         leave_out: Sequence[str] = (),
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        classes: list[str] | list[int] | None = None,
         **federation: Unpack[Federation],
     ) -> None:
         super().__init__(**federation)
+        if mean is not None or std is not None:
+            mean, std = map(list, check_constants(mean, std, len(mean or std or ()), "columns"))
+        if classes is not None and (len(set(classes)) < len(classes) or task == "regression"):
+            raise ConfigurationError(
+                f"expected classes to be different values of one target, got {classes}: correct it"
+            )
+        self.mean, self.std, self.classes = mean, std, classes
         check_held_out(held_out)
         if not 0 <= test_share < 1 or (test is not None and test_share) or eval_batch_size < 1:
             raise ConfigurationError(
@@ -186,7 +207,10 @@ class Table(FederatedDataModule):
         if left_out.any():
             test = pd.concat([test, whole[left_out]])  # these rows are no client's
         classes = self._classes(train, test)
-        rows, test_rows = (TensorDataset(_floats(t, names), self._encode(t, classes)) for t in (train, test))
+        if self.mean is not None:
+            check_constants(self.mean, self.std, len(names), f"features ({', '.join(names)})")
+        scale = (self.mean, self.std)
+        rows, test_rows = (TensorDataset(_floats(t, names, *scale), self._encode(t, classes)) for t in (train, test))
         if not self.features:
             _warn_of_odd(train[others], names, train[self._targets[0]])
         domains = pd.concat([test_domains, whole_domains[left_out]])
@@ -210,7 +234,17 @@ class Table(FederatedDataModule):
             evaluation=test_rows,
             domains=domains.tolist() if self.domain else None,
             class_names=classes,
+            features=names,
+            trains=~left_out,
         )
+
+    @override
+    def raw_inputs(self, client: int) -> RawInputs:
+        """Return the features of a client's training rows, read again as float64."""
+        dealt = self._dealt
+        table = self._read("train", self.train)[dealt.trains].iloc[dealt.parts[client].numpy()]
+        values = table[dealt.features].to_numpy(dtype=np.float64)
+        return RawInputs(tuple(dealt.features), [torch.tensor(values)])
 
     def _read(self, name: str, table: Any) -> DataFrame:
         """Return the training or the test table, with columns of names as they are written."""
@@ -237,6 +271,8 @@ class Table(FederatedDataModule):
         if not isinstance(self.target, str) or task == "regression":
             return []
         column = train[self.target]
+        if self.classes is not None:
+            return self._given_classes(self.classes, column, test[self.target])
         if not task and pd.api.types.is_float_dtype(column):
             return []
         classes = distinct(column, self.target)
@@ -253,6 +289,17 @@ class Table(FederatedDataModule):
                 )
         return classes
 
+    def _given_classes(self, classes: Sequence[Any], *columns: Series[Any]) -> list[Any]:
+        """Return the classes as they are given; refuse a value that is none of them."""
+        for column in columns:
+            others = column[positions(column, classes) < 0]
+            if len(others):
+                raise ConfigurationError(
+                    f"expected {self.target} to be one of the classes {', '.join(map(str, classes))}, got "
+                    f"{others.iloc[0]!r}: add it to classes, or correct the table"
+                )
+        return list(classes)
+
     def _encode(self, table: DataFrame, classes: list[Any]) -> Tensor:
         if classes:
             return torch.from_numpy(positions(table[str(self.target)], classes))
@@ -266,6 +313,8 @@ class _Loaded(Dealt):
     evaluation: TensorDataset
     domains: list[str] | None  # (n,) the domain of each test row
     class_names: list[Any]
+    features: list[str]
+    trains: NDArray[np.bool_]  # (n,) whether each row of the training table is a client's
 
 
 def _parts(table: DataFrame, column: str, clients: list[Any]) -> Parts:
@@ -394,14 +443,18 @@ def _check_numbers(targets: DataFrame) -> None:
         )
 
 
-def _floats(table: DataFrame, names: Sequence[str]) -> Tensor:
-    """Return columns of numbers as (n, F) floats of the default type."""
+def _floats(
+    table: DataFrame, names: Sequence[str], mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> Tensor:
+    """Return columns of numbers as (n, F) floats of the default type, scaled by a mean and a std of each if given."""
     if wrong := _not_a_number(table, names):
         raise ConfigurationError(
             f"expected columns of numbers, got other values in {wrong}: encode these columns, as pandas.get_dummies "
             "does, write decimal points, or list other features"
         )
     array = table[list(names)].to_numpy(dtype=np.float64, na_value=np.nan)
+    if mean is not None and std is not None:
+        array = (array - np.asarray(mean)) / np.asarray(std)
     values = torch.tensor(array, dtype=torch.get_default_dtype())  # float32 ends at 3.4e38
     if not values.isfinite().all():
         bad = [name for name, column in zip(names, values.T, strict=True) if not column.isfinite().all()]

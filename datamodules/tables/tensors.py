@@ -50,6 +50,9 @@ class Tensors(ImageData):
             loading, arrays are missing, of the wrong type or shape, or not finite.
     """
 
+    places = ("path",)
+    from_statistics = ("mean", "std", "num_classes")
+
     def __init__(
         self,
         path: str | None = None,

@@ -326,7 +326,8 @@ class FederatedOrchestrator(ClientHost):
     def _make_rates(self, local: LocalTraining, data: LocalData, state: ModuleState) -> RoundRates:
         """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
         first = int(self.data.sizes.argmax())
-        work = data.work(first, self.round) if self.sites is None else data.counted_work(first, self.round)
+        is_here = self.data.has_examples(first)
+        work = data.work(first, self.round) if is_here else data.counted_work(first, self.round)
         run = LocalRun(self.client, self.flat, state, self.data, first, self.round, self.params, work)
         with isolated(self.device):
             seed_globals(derive(self.seed, "rates"), self.device)

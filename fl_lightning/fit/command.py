@@ -41,7 +41,7 @@ from fl_lightning.fit.processes import choose_processes, count_cores, may_be_cop
 from fl_lightning.fit.stop_signals import Stopping
 from fl_lightning.lightning_private import started_from_outside
 from fl_lightning.runs.config.earlier import bring_up_to_date
-from fl_lightning.runs.config.resuming import Resumed, affecting, changed_settings, check_unchanged, tracked_run
+from fl_lightning.runs.config.resuming import Resumed, changed_settings, check_unchanged, tracked_run
 from fl_lightning.runs.folder.checkpoints import checkpoint_of, last_of_run
 from fl_lightning.runs.folder.files import CONFIG, NOT_RECORDED, read_mapping
 from fl_lightning.runs.folder.lock import Holds
@@ -242,10 +242,9 @@ class FederatedCLI(LightningCLI):
         self.changed = changed if config.resume_changed else None
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of a fit that affect its results, by dotted names."""
-        text = self._parser("fit").dump(self.config["fit"], skip_unset=False)
-        return affecting(read_yaml(CONFIG, text))
+    def written_config(self) -> dict[str, Any]:
+        """The config of a fit, as a run folder keeps it."""
+        return dict(read_yaml(CONFIG, self._parser("fit").dump(self.config["fit"], skip_unset=False)))
 
     @override
     def _set_seed(self) -> None:

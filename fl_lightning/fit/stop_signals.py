@@ -19,8 +19,8 @@ class Stopping(Callback):
     """Ends a fit in order at Ctrl-C (SIGINT), SIGTERM or SIGUSR1: the run goes on from its last complete round.
 
     After the first signal, the current client finishes, and its round is dropped; on several devices, which must stop
-    together, the current round finishes. A server does not wait for its sites. The same signal a second time ends the process at once. Under SLURM with
-    Lightning's automatic requeueing, Lightning handles the signals of that mechanism.
+    together, the current round finishes. A server does not wait for its sites. The same signal a second time ends the
+    process at once. Under SLURM with Lightning's automatic requeueing, Lightning handles the signals of that mechanism.
 
     Attributes:
         stopped_by: number of the signal that has stopped the fit; 0 if none has.

@@ -41,11 +41,13 @@ def _options(limit: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", max(limit, LIMITS["head"])),
         ("grpc.keepalive_time_ms", PING_MS),
         ("grpc.keepalive_timeout_ms", SILENCE_MS),
+        ("grpc.http2.ping_timeout_ms", SILENCE_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
+        ("grpc.enable_http_proxy", 0),  # the look at the server, which names what is wrong, goes there directly
     ]
 
 

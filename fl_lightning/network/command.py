@@ -1,4 +1,4 @@
-"""``fl-lightning serve``, ``join`` and ``keys``: the rounds of a run here, the training of each client at its site."""
+"""``fl-lightning serve`` and ``join``: the rounds of a run here, the training of each client at its site."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fl_lightning.engine.checks import check_at_sites
 from fl_lightning.engine.federation.batches import CPU
 from fl_lightning.engine.rules.callback import FederatedCallback, federated
 from fl_lightning.engine.sites.data import RemoteData, SiteData
-from fl_lightning.engine.sites.facts import OWN_PATH, Facts, Start, Welcome, sizes_of
+from fl_lightning.engine.sites.facts import Facts, Start, Welcome, sizes_of
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.errors import ConfigurationError
@@ -33,6 +33,7 @@ from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import NETWORK, resolve_configs
 from fl_lightning.fit.own_data import begin_anew
 from fl_lightning.inside import inside
+from fl_lightning.network.alike import compared
 from fl_lightning.network.carrier import GrpcConnection, GrpcServer
 from fl_lightning.network.kits import server_kit, site_kit
 from fl_lightning.network.options import Network
@@ -60,9 +61,7 @@ class _NetworkCLI(FederatedCLI):
         """Collect the settings that must be the same at the server and at all sites, as both send them."""
         module = self.model.client
         forms = [(name, list(value.shape), str(value.dtype)) for name, value in module.state_dict().items()]
-        named: dict[str, Any] = {}
-        for name, value in self.settings.items():
-            named[name] = OWN_PATH if _is_place(name, value) else value
+        named = compared(self.written_config)
         named["network.sites"] = self.network.sites
         named["network.dealt"] = self.network.dealt
         named["the module's parameters and buffers"] = hashlib.sha256(json.dumps(forms).encode()).hexdigest()[:16]
@@ -194,11 +193,6 @@ class JoinCLI(_NetworkCLI):
                 connection.connect_again(str(error))
 
 
-def _is_place(name: str, value: Any) -> bool:
-    """Tell whether a setting says where this machine has its data."""
-    return name.startswith("data.") and isinstance(value, str) and Path(value).exists()
-
-
 class _Stopping(Callback):
     """Ends a site at once at Ctrl-C (SIGINT) and SIGTERM, at which Lightning would wait for the end of a round."""
 
@@ -276,17 +270,15 @@ def _write_facts(folder: Path, sites: Sequence[str], facts: Sequence[Facts]) -> 
 
 
 def command(args: Sequence[str]) -> int:
-    """Run ``serve …``, ``join …`` or ``keys …``.
+    """Run ``serve …`` or ``join …``.
 
     Returns:
         The exit status: 0, or 128 and the number of the signal that stopped a fit.
     """
-    if args[0] == "keys":
-        return make_keys(args)
-    check_installed()
     keep_freed_memory()
     sys.argv[1:] = args
-    given = begin_anew(resolve_configs(["fit", *(argument for argument in args[1:] if argument not in (*DRY_RUN, ONCE))]))
+    passed_on = [argument for argument in args[1:] if argument not in (*DRY_RUN, ONCE)]
+    given = begin_anew(resolve_configs(["fit", *passed_on]))
     if args[0] == "join":
         torch.set_num_threads(1)
         JoinCLI(given, dry=bool({*DRY_RUN} & {*args}), once=ONCE in args)

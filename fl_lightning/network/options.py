@@ -1,14 +1,13 @@
-"""What ``serve``, ``join`` and ``keys`` take, and their help."""
+"""What ``serve`` and ``join`` take, and their help."""
 
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from textwrap import dedent, fill
 
-from fl_lightning.commands import CommandParser
 from fl_lightning.errors import ConfigurationError, check_at_least, check_positive
 from fl_lightning.fit.configs import check_options
 
@@ -19,16 +18,12 @@ Run the rounds of a federation whose clients train at their sites, by fl-lightni
 loggers and checkpoints are here; the options are those of fl-lightning fit. --ckpt_path last goes on
 with the last run."""
 JOIN = """\
-usage: fl-lightning join --config FILE --network.kit FOLDER [--dry_run] [--OPTION VALUE …]
+usage: fl-lightning join --config FILE --network.kit FOLDER [--dry_run] [--once] [--OPTION VALUE …]
 
 Train the client of this site for a server, from this site's own config, data and package. The options
 are those of fl-lightning fit; those that affect results must be the server's. --dry_run says what would
-be sent, and connects nowhere."""
+be sent, and connects nowhere. A site waits for a server that is gone; with --once it ends."""
 WIDTH = 100  # of the help
-KEYS = (
-    "Make a kit for the server and one for each site of a federation: certificates of one new authority, by NVIDIA "
-    "FLARE's provisioning. Give each site its own kit alone; with the same --out, sites may be added later."
-)
 
 
 @dataclass
@@ -90,15 +85,15 @@ def check(args: Sequence[str]) -> None:
             print(fill(f"{f'  --network.{name}':26}{words.removesuffix('.')}", WIDTH, subsequent_indent=" " * 26))
         raise SystemExit(0)
     check_options(args)
+    check_installed()
 
 
-def keys_arguments(args: Sequence[str]) -> Namespace:
-    """Parse ``keys …``."""
-    parser = CommandParser("keys", KEYS)
-    parser.add_argument("--sites", nargs="+", required=True, metavar="NAME", help="names of the sites")
-    parser.add_argument(
-        "--server", required=True, metavar="HOST", help="name or address by which sites reach the server"
-    )
-    parser.add_argument("--port", type=int, default=8002, help="the server's port (default 8002)")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="folder of the kits")
-    return parser.parse_args(args[1:])
+def check_installed() -> None:
+    """Refuse to go on without the packages that carry messages and make certificates.
+
+    Raises:
+        ConfigurationError: one of them is not installed.
+    """
+    for package in ("grpc", "cryptography"):
+        if find_spec(package) is None:
+            raise ConfigurationError(f"expected {package} to be installed: pip install fl-lightning[network]")

@@ -139,7 +139,7 @@ def better_values(name: str, recorded: Mapping[str, Better | None]) -> Literal["
 
     Args:
         name: the metric's name.
-        recorded: what the run's module, or the user, says of metrics by name, None where it says nothing; a name may be
+        recorded: the words of the run's module, or of the user, by metric, None for those without; a name may be
             ``prefix/*``. Only metrics that are not in there are looked up in the catalogue, by their whole names.
 
     Returns:

@@ -40,6 +40,7 @@ ROUNDS = 10
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WRITING = {"os.rename", "os.remove", "os.mkdir", "os.truncate", "shutil.rmtree"}
 LOGGERS = {"none": [], "tensorboard": ["TensorBoardLogger"], "wandb": ["WandbLogger"]}
+IN_FORKS = "{class_path: lib.in_forks.InForks, init_args: {start_method: fork}}"
 KNOWN = {"better.yaml", "config.yaml", "environment.yaml", "metrics.csv", "timings.csv"}
 HANG = 300  # seconds after which a run hangs
 GRACE = 15  # seconds after which the ranks of an interrupted run must have ended
@@ -96,8 +97,7 @@ def arguments_of(case: Case, root: str, resume: bool) -> list[str]:
     if case.logger == "wandb":
         given.append("--trainer.logger.offline=true")
     if case.devices > 1:
-        given += [f"--trainer.devices={case.devices}", "--trainer.strategy=ClientParallelStrategy"]
-        given.append("--trainer.strategy.start_method=fork")
+        given += [f"--trainer.devices={case.devices}", f"--trainer.strategy={IN_FORKS}"]
     return [*given, "--ckpt_path=last"] if resume else given
 
 

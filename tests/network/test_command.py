@@ -1,4 +1,4 @@
-"""serve, join and keys: a run over NVIDIA FLARE has the bits of a run here; what is wrong is one line."""
+"""serve and join: a run over gRPC has the bits of a run here; what is wrong is one line."""
 
 import json
 import re
@@ -12,12 +12,11 @@ import pytest
 import torch
 from lib.command import process, refused, run
 
-from fl_lightning.network.kits import provision
+from fl_lightning.network.kits import make_kits
 
-from .test_flare import SITES, flares, free_port
+from .test_carrier import free_port
 
-pytest.importorskip("nvflare")
-
+SITES = ("anna", "berlin", "cork")
 NAMES = ["--network.sites", "[anna,berlin,cork]"]
 RUN = ["--config", "digits_gh.yaml", "--data.num_clients", "3", "--trainer.max_epochs", "4"]
 DEALT = ["--network.dealt", "true"]
@@ -26,7 +25,7 @@ DEALT = ["--network.dealt", "true"]
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kits")
-    provision(SITES, "localhost", folder, free_port())
+    make_kits(SITES, "localhost", folder, free_port())
     return folder
 
 
@@ -59,7 +58,7 @@ def joined(kits: Path, *options: str) -> Iterator[list["subprocess.Popen[str]"]]
             site.wait()
 
 
-def test_a_run_over_flare_has_the_bits_of_a_run_here(kits: Path, there: Path) -> None:
+def test_a_run_over_grpc_has_the_bits_of_a_run_here(kits: Path, there: Path) -> None:
     """Three sites over mutual TLS; each takes its own part of the digits."""
     with joined(kits, *DEALT) as sites:
         served = process(*["serve", *RUN, *NAMES, *DEALT, "--network.kit", kits / "server", "--experiment", "served"])
@@ -67,7 +66,6 @@ def test_a_run_over_flare_has_the_bits_of_a_run_here(kits: Path, there: Path) ->
         for site in sites:
             said, _ = site.communicate(timeout=60)
             assert (site.returncode, said.splitlines()[-1]) == (0, "the server has no more rounds")
-    assert not flares()
     assert run("fit", *RUN, "--experiment", "here", "--trainer.devices", "1").status == 0
     here, over = Path("runs/here/version_0"), Path("runs/served/version_0")
     assert (over / "metrics.csv").read_bytes() == (here / "metrics.csv").read_bytes()
@@ -115,13 +113,6 @@ def test_what_is_wrong_at_a_site_is_one_line(kits: Path, there: Path, options: l
 def test_a_kit_that_is_none_is_one_line(kits: Path, there: Path) -> None:
     assert "expected a site's kit in nowhere" in refused("join", *RUN, *NAMES, *DEALT, "--network.kit", "nowhere")
     assert "expected a server's kit in" in refused("serve", *RUN, *NAMES, "--network.kit", kits / "anna")
-
-
-def test_keys_makes_kits(there: Path) -> None:
-    made = run("keys", "--sites", "anna", "berlin", "--server", "localhost", "--out", "kits")
-    assert made.out.splitlines()[0] == "kits: kits/server, kits/anna, kits/berlin"
-    assert made.out.splitlines()[1].startswith("keep kits/authority to yourself")
-    assert Path("kits/anna/startup/client.key").is_file()
 
 
 @pytest.mark.parametrize("command", ["serve", "join"])

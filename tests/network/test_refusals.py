@@ -8,8 +8,6 @@ from fl_lightning.cli import main
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.network.options import Network
 
-pytest.importorskip("nvflare")
-
 
 def test_more_clients_than_sites_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"expected network\.min_clients to be 2 at most, .*, got 9"):

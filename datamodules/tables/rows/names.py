@@ -32,7 +32,8 @@ def as_written(path: Path, read: DataFrame, names: Sequence[str], label: str | N
     import pandas as pd
 
     is_named = label in read and not pd.api.types.is_float_dtype(read[label]) and not _is_bool(read[label])
-    columns = [name for name in dict.fromkeys([*names, *([label] if is_named else [])]) if name in read]
+    asked = dict.fromkeys([*names, label] if is_named else names)
+    columns = [name for name in asked if name in read]
     if not columns:
         return read
     written = pd.read_csv(path, usecols=columns, index_col=False, dtype=str, keep_default_na=False, na_values=[""])

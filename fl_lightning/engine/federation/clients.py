@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from fl_lightning.engine.federation.batches import CPU, Examples, SeededBatches, check_examples, gather, in_memory
+from fl_lightning.engine.federation.raw import RawInputs
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.seeding import isolated, seed_globals
 
@@ -36,8 +37,8 @@ class ClientData(LightningDataModule):
         num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
         drop_last: whether to leave out a client's last batch if it is smaller than the others.
         collate_fn: function that makes a client's batch from a list of its examples; None for PyTorch's own.
-        measured: what is measured on the training examples of all clients, such as "mean and std", each with what to
-            set in its place; private rules refuse it, since it has no noise.
+        measured: names of what is measured on the training examples of all clients, such as "mean and std", each with
+            what to set in its place; private rules refuse it, since it has no noise.
     """
 
     num_clients: int
@@ -48,6 +49,10 @@ class ClientData(LightningDataModule):
     drop_last: bool
     collate_fn: Callable[[list[Any]], Any] | None
     measured: Mapping[str, str] = MappingProxyType({})
+
+    #: Which of the arguments ``mean``, ``std``, ``classes`` and ``num_classes`` the class takes from the statistics of
+    #: all sites' data.
+    from_statistics: ClassVar[Sequence[str]] = ()
 
     _borrowed: Sequence[str] = ()  # loaders of the client module that stand in for the data module's own
 
@@ -100,6 +105,10 @@ class ClientData(LightningDataModule):
     def held_out_batches(self, client: int) -> Iterable[Any]:
         """Return batches of examples that the client keeps back from training for its evaluation; none by default."""
         return ()
+
+    def raw_inputs(self, client: int) -> RawInputs | None:
+        """Return the inputs on which a client trains, before they are scaled; None where they have no columns."""
+        return None
 
     def domain_batches(self) -> Mapping[str, Iterable[Any]]:
         """Return batches of the test examples of each domain (photo, sketch), by its name; none by default."""

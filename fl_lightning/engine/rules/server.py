@@ -189,7 +189,7 @@ class Server(LightningModule):
 
         Args:
             name: the metric's name.
-            value: what is logged; None to ask the module alone.
+            value: the logged value; None to ask the module alone.
             how: the arguments of ``LightningModule.log``.
         """
         if self.better.get(name) is None:

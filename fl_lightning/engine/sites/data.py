@@ -4,65 +4,87 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from traceback import walk_stack
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
-from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
+from fl_lightning.engine.federation.clients import LOADERS, ClientData
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.sites.facts import Facts
 from fl_lightning.errors import ConfigurationError
 
 UNKNOWN = -1  # number of examples of a class at another site, which no site learns
-OWN_HOOKS = ("prepare_data", "teardown", "on_exception", "state_dict", "load_state_dict")
-SETTINGS = (
-    *("participation", "sampler", "availability", "clients_per_batch", "seed"),
-    *("batch_size", "num_workers", "drop_last", "collate_fn", "leave_out"),
+# What is not asked of the data module of a server that has no data: these would load them.
+LOADING = (
+    *("prepare_data", "setup", "teardown", "on_exception", "state_dict", "load_state_dict"),
+    *(*LOADERS, "domain_batches", "proxy_dataloader", "borrow_loaders", "_borrowed"),
 )
 
 
 class _Placed(FederatedData):
     """Stands for the data of N clients on a machine that has the data of some, or of none.
 
+    What concerns all clients is answered here, as these classes define it down to :class:`FederatedData`: how many
+    clients there are, who takes part in a round, where a client's examples lie. All other attributes and methods are
+    those of this machine's own data module, whose class this one shows, too; what is set is set there.
+
     Args:
-        own: this machine's data module, whose settings, loaders and transfer hooks hold.
+        own: this machine's data module.
         sizes: (N,) numbers of training examples.
         names: N names of the clients; None for those of ``own``.
+        here: names of further attributes and methods that are not those of ``own``.
     """
 
-    in_rows = False  # batches come from ``own``
+    own: FederatedData
+    in_rows = False  # batches come from ``own``, by its numbers of clients
+    by_example = False
+    client_label = ClientData.client_label
 
-    def __init__(self, own: FederatedData, sizes: Tensor, names: Sequence[str] | None) -> None:
-        super().__init__()
-        self.own = own
-        self.sizes = sizes
-        self.num_clients = len(sizes)
-        self.client_names = own.client_names if names is None else names
-        self._take_settings()
+    # ``super().__init__()`` would set anew what ``own`` has set.
+    def __init__(
+        self, own: FederatedData, sizes: Tensor, names: Sequence[str] | None, here: Iterable[str] = ()
+    ) -> None:
+        vars(self).update(_here=defined_in(type(self)).union(here))
+        vars(self).update(own=own, sizes=sizes, num_clients=len(sizes), _names=names)
+
+    @override
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__dict__", "_is_here") or self._is_here(name):
+            return super().__getattribute__(name)
+        return self._ask(name)
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_here(name):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.own, name, value)
+
+    def _is_here(self, name: str) -> bool:
+        """Tell whether an attribute is one of this object, and not one of ``own``."""
+        if name.startswith("__"):
+            return name != "__class__"  # so that isinstance and ``super()`` see the class of ``own``, too
+        return name in vars(self) or name in vars(self)["_here"]
+
+    def _ask(self, name: str) -> Any:
+        """Return an attribute of ``own``."""
+        return getattr(self.own, name)
 
     @property
     @override
     def named(self) -> FederatedData:
         return self.own
 
-    def _take_settings(self) -> None:
-        for name in SETTINGS:
-            setattr(self, name, getattr(self.own, name))
-        for name in (*LOADERS, *TRANSFER_HOOKS, *OWN_HOOKS):
-            if is_overridden(name, self.own):
-                setattr(self, name, getattr(self.own, name))
-
-    @override
-    def setup(self, stage: str) -> None:
-        self.own.trainer = self.trainer
-        self.own.setup(stage)
-        self._take_settings()  # some are known on loading only
+    @property
+    def client_names(self) -> Sequence[str] | None:  # type: ignore[override]  # those of ``own`` are known on loading
+        """The names of the clients; None for numbers alone."""
+        return self.own.client_names if self._names is None else self._names
 
     @override
     def client_dataset(self, client: int) -> Dataset[Any]:
@@ -75,6 +97,10 @@ class _Placed(FederatedData):
     @override
     def client_batches(self, client: int, order: torch.Generator) -> Iterable[Any]:
         return self._at(client, "training examples").client_batches(self._row(client), order)
+
+    @override
+    def epoch_rows(self, client: int, order: torch.Generator) -> tuple[TensorDataset, Tensor] | None:
+        return self._at(client, "training examples").epoch_rows(self._row(client), order)
 
     @override
     def held_out_batches(self, client: int) -> Iterable[Any]:
@@ -100,6 +126,14 @@ class _Placed(FederatedData):
         )
 
 
+def defined_in(kind: type) -> frozenset[str]:
+    """Return the names that a class defines itself, or inherits from a class down to :class:`FederatedData`."""
+    names: set[str] = set()
+    for cls in takewhile(lambda cls: cls is not ClientData, kind.__mro__):
+        names |= vars(cls).keys()
+    return frozenset(names)
+
+
 class RemoteData(_Placed):
     """Holds what a server knows of clients whose data lie at their sites: their numbers, but no example.
 
@@ -110,22 +144,28 @@ class RemoteData(_Placed):
         facts: counts of each client's data, as its site has told them, by the client's id 0, 1, …, N - 1.
         names: N names of the clients; None for those of ``own``.
         loads: whether the server has data at all; without, it has neither test nor proxy sets.
+
+    Raises:
+        ConfigurationError: ``own`` draws the clients of a round itself.
     """
 
     def __init__(
         self, own: FederatedData, facts: Sequence[Facts], names: Sequence[str] | None = None, loads: bool = True
     ) -> None:
-        super().__init__(own, torch.tensor([fact.size for fact in facts]), names)
-        self._facts = facts
-        self._loads = loads
-        if not loads:
-            for name in (*LOADERS, *OWN_HOOKS):
-                self.__dict__.pop(name, None)
+        sizes = torch.tensor([fact.size for fact in facts])
+        super().__init__(own, sizes, names, here=() if loads else LOADING)
+        vars(self).update(_facts=facts, _loads=loads)
+        _check_draws(type(own))
 
     @override
-    def setup(self, stage: str) -> None:
+    def _ask(self, name: str) -> Any:
         if self._loads:
-            super().setup(stage)
+            return super()._ask(name)
+        try:
+            return super()._ask(name)
+        except Exception as error:
+            kind = type(self.own).__name__
+            raise AttributeError(f"{kind}.{name} is not known at a server without data: {error}") from error
 
     @override
     def class_counts(self) -> Tensor | None:
@@ -140,14 +180,6 @@ class RemoteData(_Placed):
     def fingerprint(self) -> str:
         told = " ".join(fact.fingerprint for fact in self._facts)
         return hashlib.sha256(told.encode()).hexdigest()[:16]
-
-    @override
-    def domain_batches(self) -> Mapping[str, Iterable[Any]]:
-        return self.own.domain_batches() if self._loads else {}
-
-    @override
-    def proxy_dataloader(self) -> DataLoader[Any] | None:
-        return self.own.proxy_dataloader() if self._loads else None
 
 
 class SiteData(_Placed):
@@ -164,7 +196,7 @@ class SiteData(_Placed):
         self, own: FederatedData, rows: Mapping[int, int], sizes: Tensor, names: Sequence[str] | None = None
     ) -> None:
         super().__init__(own, sizes, names)
-        self._rows = rows
+        vars(self).update(_rows=rows)
 
     @override
     def class_counts(self) -> Tensor | None:
@@ -182,12 +214,27 @@ class SiteData(_Placed):
         return client in self._rows
 
     @override
+    def proxy_dataloader(self) -> DataLoader[Any] | None:
+        """Return None: the proxy set is the server's."""
+        return None
+
+    @override
     def _row(self, client: int) -> int:
-        return self._rows[client]
+        return self._rows[client]  # type: ignore[no-any-return]  # set past __setattr__
 
     @override
     def _at(self, client: int, what: str) -> FederatedData:
         return self.own if client in self._rows else super()._at(client, what)
+
+
+def _check_draws(kind: type[FederatedData]) -> None:
+    """Refuse a data module with methods of its own for what is drawn here from the sizes of all sites' data."""
+    for name in vars(FederatedData):
+        if not name.startswith("__") and getattr(kind, name) is not getattr(FederatedData, name):
+            raise ConfigurationError(
+                f"{kind.__name__} defines {name}, but the data lie at sites, whose clients the server draws: draw them "
+                "by a ClientSampler (data.sampler)"
+            )
 
 
 def _reader() -> str | None:

@@ -15,7 +15,6 @@ from fl_lightning.engine.sites.messages import one_line, pack, unpack_plain
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 SHOWN = 20_000  # largest number of characters of what a site shows to others
-OWN_PATH = "a path of its own"  # stands for a setting that may differ, since it says where a machine has its data
 WELCOME, START, READY, END = "welcome", "start", "ready", "end"  # kinds of a message; answers for a round have none
 
 
@@ -195,16 +194,14 @@ def check_alike(here: Mapping[str, Any], there: Mapping[str, Any], other: str) -
     Raises:
         ConfigurationError: some settings differ, which the message names.
     """
-    names = []
-    for name in {**here, **there}:
-        values = here.get(name), there.get(name)
-        if values[0] != values[1] and OWN_PATH not in values:
-            names.append(name)
+    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if names:
         texts = [f"{name} ({_short(here.get(name))} here, {_short(there.get(name))} there)" for name in names]
+        advice = "train from the same config with the same options"
+        if any(name.startswith("data.") for name in names):
+            advice += ", or name what says where a machine has its data in the data module's places"
         raise ConfigurationError(
-            f"expected {other} to have the settings of this machine, got others: {', '.join(texts)}: train from the "
-            "same config with the same options"
+            f"expected {other} to have the settings of this machine, got others: {', '.join(texts)}: {advice}"
         )
 
 

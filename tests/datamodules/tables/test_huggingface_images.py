@@ -16,6 +16,8 @@ from torch import Tensor
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.datamodules import HuggingFace, RandomFlip, Tensors
+from fl_lightning.engine.sites.facts import Facts
+from fl_lightning.engine.sites.statistics import combine, settings_of, statistics_of
 from fl_lightning.errors import ConfigurationError
 
 datasets: Any = pytest.importorskip("datasets")
@@ -64,6 +66,24 @@ def test_a_shipped_config_trains_on_a_folder(kind: str) -> None:
     assert result.status == 0, result.err
     table = rows("runs/mnist_gh/version_0/metrics.csv")
     assert [row["val/top1"] for row in table if "val/top1" in row][1:] != []
+
+
+def test_sites_compare_the_scaling_and_join_the_statistics_of_images() -> None:
+    """Two sites that measured their own means were taken for alike, since the data set kept them to itself."""
+    arrays = [pixels(20), pixels(30, seed=1) // 2]
+    told = {}
+    for number, site in enumerate(("anna", "berlin")):
+        data = HuggingFace(images(arrays[number]), num_clients=1)
+        expected = arrays[number].astype(float) / 255
+        scaling: Any = Facts.of(data, 0, 0).scaling
+        assert scaling[0] == pytest.approx([expected.mean()], rel=1e-12)
+        assert scaling[1] == pytest.approx([expected.std()], rel=1e-12)
+        told[site] = statistics_of(data, [0], smallest=2)
+    together = combine(told)
+    values = np.concatenate(arrays).astype(float) / 255
+    assert together.mean == pytest.approx([values.mean()], rel=1e-12)
+    assert together.std == pytest.approx([values.std()], rel=1e-12)
+    assert list(settings_of(data, together)) == ["mean", "std"]
 
 
 def test_one_parquet_file_is_a_training_set() -> None:

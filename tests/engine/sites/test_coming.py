@@ -15,7 +15,6 @@ from lib.command import rows
 from fl_lightning import ConfigurationError, TrainingError
 from fl_lightning.engine.sites.events import Came, Gone, Message
 from fl_lightning.engine.sites.facts import (
-    OWN_PATH,
     Facts,
     Start,
     Welcome,
@@ -144,9 +143,14 @@ def test_a_site_refuses_a_server_with_other_settings() -> None:
     there.close()
 
 
+@pytest.mark.parametrize("told", ["a path of its own", None])
+def test_no_value_of_a_peer_stands_for_any(told: str | None) -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.target \(ill here, .* there\): .* the data module's places"):
+        check_alike({**SETTINGS, "data.target": "ill"}, {**SETTINGS, "data.target": told}, "the server")
+
+
 def test_settings_that_are_alike_pass() -> None:
     check_alike(SETTINGS, dict(reversed(SETTINGS.items())), "the server")
-    check_alike({**SETTINGS, "data.train": OWN_PATH}, {**SETTINGS, "data.train": "none.csv"}, "the server")
 
 
 def test_a_welcome_that_is_none_is_refused() -> None:
@@ -215,7 +219,7 @@ def test_silence_costs_its_client_alone(tmp_path: Path) -> None:
 
 def test_too_few_answers_end_the_run(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"on_bad_update": "skip"}
-    apart = sites(partial(fitted, list, **settings), CLIENTS, tmp_path, Silent, deadline=2.0, min_clients=6)
+    apart = sites(partial(fitted, list, **settings), CLIENTS, tmp_path, Silent, deadline=5.0, min_clients=6)
     with (
         apart as known,
         pytest.raises(TrainingError, match="round 2: 5 of 6 clients have answered, expected at"),

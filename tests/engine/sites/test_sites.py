@@ -218,9 +218,9 @@ class Curious(FederatedCallback):
 
 def test_a_site_has_no_other_clients(tmp_path: Path) -> None:
     fitted(lambda: [Curious()])
-    with sites(partial(fitted, lambda: [Curious()]), CLIENTS, tmp_path) as apart:
-        with pytest.raises(TrainingError, match=r"round 1: client . is left out: ConfigurationError$"):
-            fitted(lambda: [Curious()], sites=apart)
+    refusal = pytest.raises(TrainingError, match=r"round 1: client . is left out: ConfigurationError$")
+    with sites(partial(fitted, lambda: [Curious()]), CLIENTS, tmp_path) as apart, refusal:
+        fitted(lambda: [Curious()], sites=apart)
 
 
 @pytest.mark.parametrize("refused", [TrainingEvaluation, HessianMonitor, LossSurface, LocalDP, ExampleDP])
@@ -277,9 +277,9 @@ class Peeking(FederatedCallback):
 
 def test_a_state_that_is_not_sent_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     fitted(lambda: [Peeking()])
-    with sites(partial(fitted, lambda: [Peeking()]), CLIENTS, tmp_path) as apart:
-        with pytest.raises(TrainingError, match=r"round 1: client . is left out: ConfigurationError$"):
-            fitted(lambda: [Peeking()], sites=apart)
+    refusal = pytest.raises(TrainingError, match=r"round 1: client . is left out: ConfigurationError$")
+    with sites(partial(fitted, lambda: [Peeking()]), CLIENTS, tmp_path) as apart, refusal:
+        fitted(lambda: [Peeking()], sites=apart)
 
 
 def test_a_start_at_the_server_comes_before_one_at_the_site(tmp_path: Path) -> None:
