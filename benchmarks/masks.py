@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from fl_lightning.engine.sites.fixed import FixedPoint
-from fl_lightning.engine.sites.masks import Identity, Masks
+from fl_lightning.engine.sites.secure.fixed import FixedPoint
+from fl_lightning.engine.sites.secure.masks import Identity, Masks
 
 SIZES = (170_000, 11_000_000)
 SITES = (3, 10)

@@ -48,10 +48,10 @@ from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.engine.same_start import check_start, start_alike
 from fl_lightning.engine.sites.elsewhere import Elsewhere
 from fl_lightning.engine.sites.messages import Incoming, check_forms
-from fl_lightning.engine.sites.secure import check_secure
+from fl_lightning.engine.sites.secure.summed import SummedElsewhere
+from fl_lightning.engine.sites.secure.sums import check_secure, has_scaler
 from fl_lightning.engine.sites.site import Outbox, Site
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.engine.sites.together import Together
 from fl_lightning.engine.states.disk import FOLDER, DiskState, client_bytes
 from fl_lightning.engine.states.sent import SentState
 from fl_lightning.engine.training.in_lockstep.trainer import choose_training
@@ -251,8 +251,7 @@ class FederatedOrchestrator(ClientHost):
             if self.sites is not None:
                 checks.check_at_sites(federated(self.trainer), self.trainer.world_size, self.clients_at_once)
                 if self.sites.fit:
-                    scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-                    check_secure(federated(self.trainer), self.arguments, self.sites.clients, scaled)
+                    check_secure(federated(self.trainer), self.arguments, self.sites.clients, has_scaler(self.trainer))
 
     def _order_memory(self) -> None:
         if self.channels_last:
@@ -290,7 +289,7 @@ class FederatedOrchestrator(ClientHost):
         saved_way = self._saved.get("clients_at_once")
         training: ClientTraining
         if self.sites is not None:
-            training = Together(self, self.sites) if self.sites.fit else Elsewhere(self, self.sites)
+            training = SummedElsewhere(self, self.sites) if self.sites.fit else Elsewhere(self, self.sites)
         elif hooks.at_site:
             training = alone
         else:

@@ -39,6 +39,9 @@ class Network:
         dealt: whether each site has the data of all clients, and takes its own part, as in a rehearsal; otherwise all
             data of a site are its client's own.
         server_data: whether the server has data of its own: test and proxy sets. Its training examples are not used.
+        secure_aggregation: whether sites hide what they send from the server, which gets the sum over three sites at
+            least; the same everywhere. What reads single updates is refused, and a round in which a site fails is
+            skipped.
     """
 
     kit: str
@@ -47,6 +50,7 @@ class Network:
     min_clients: int = 1
     dealt: bool = False
     server_data: bool = True
+    secure_aggregation: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(1, **{"network.min_clients": self.min_clients})

@@ -14,7 +14,7 @@ import torch
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.sites.data import RemoteData, SiteData
 from fl_lightning.engine.sites.facts import Facts, Welcome, sizes_of
-from fl_lightning.engine.sites.secure import Veil
+from fl_lightning.engine.sites.secure.sums import Veil
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.sites.sockets import SocketCarrier, SocketConnection

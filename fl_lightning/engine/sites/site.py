@@ -30,7 +30,7 @@ from fl_lightning.engine.sites.facts import (
 )
 from fl_lightning.engine.sites.kept import Kept
 from fl_lightning.engine.sites.messages import Incoming, named_error, pack_incoming, unpack_outgoing
-from fl_lightning.engine.sites.secure import Veil, answer_for_sum
+from fl_lightning.engine.sites.secure.sums import Veil, answer_for_sum
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import ConfigurationError, TrainingError

@@ -25,7 +25,7 @@ from fl_lightning.engine.sites.facts import (
     unpack_ready,
     unpack_welcome,
 )
-from fl_lightning.engine.sites.fixed import LEAST
+from fl_lightning.engine.sites.secure.fixed import LEAST
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 LOOK = 0.5  # seconds between two looks whether the run is asked to stop

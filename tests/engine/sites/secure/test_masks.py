@@ -11,8 +11,8 @@ from lib.identities import Authority
 from torch import Tensor
 
 from fl_lightning import TrainingError
-from fl_lightning.engine.sites.fixed import FixedPoint
-from fl_lightning.engine.sites.masks import Answers, Bundle, Masks, _context
+from fl_lightning.engine.sites.secure.fixed import FixedPoint
+from fl_lightning.engine.sites.secure.masks import Answers, Bundle, Masks, _context
 
 AUTHORITY = Authority()
 FIT = "a fit"
@@ -158,9 +158,9 @@ def test_a_server_cannot_stand_between() -> None:
     assert refused(replace(berlin, certificate=b"no certificate")).startswith(f"{begin}expected a certificate, got ")
 
 
-@pytest.mark.parametrize(("begins", "days"), [(-10, 5), (2, 10)])
-def test_a_certificate_out_of_its_time_is_refused(begins: float, days: float) -> None:
-    late = Masks("berlin", FIT, AUTHORITY.identity("berlin", begins, days)).bundle
+@pytest.mark.parametrize(("begins", "ends"), [(-10, -5), (2, 10)])
+def test_a_certificate_out_of_its_time_is_refused(begins: float, ends: float) -> None:
+    late = Masks("berlin", FIT, AUTHORITY.identity("berlin", begins, ends)).bundle
     assert refused(late).startswith("the public key of berlin is refused: its certificate is valid from 2")
 
 

@@ -31,7 +31,7 @@ class FixedPoint:
 
     Example:
         >>> import torch
-        >>> from fl_lightning.engine.sites.fixed import FixedPoint
+        >>> from fl_lightning.engine.sites.secure.fixed import FixedPoint
         >>> form = FixedPoint.of(sites=4, weight=16)  # 4 · 16 · 2^20 / 2^62
         >>> form.step == 2.0**-36
         True

@@ -1,4 +1,4 @@
-"""Together: has the clients of a round trained at sites that hide their answers, and takes the sum of a whole set."""
+"""SummedElsewhere: has a round's clients trained at sites that hide their answers, and takes the sum of a whole set."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.sites.elsewhere import Elsewhere
 from fl_lightning.engine.sites.events import Answered, Came, Gone
-from fl_lightning.engine.sites.fixed import LEAST
 from fl_lightning.engine.sites.messages import pack_outgoing, pack_tensors, unpack_incoming
-from fl_lightning.engine.sites.secure import Sum
+from fl_lightning.engine.sites.secure.fixed import LEAST
+from fl_lightning.engine.sites.secure.sums import Sum
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.errors import TrainingError
 
 
-class Together(Elsewhere):
+class SummedElsewhere(Elsewhere):
     """Names the set of a round's clients before they train, and takes the sum of their answers, or none.
 
     A client whose site is not there is not in the set. If one of the set fails, the round is skipped, since the masks

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -16,8 +17,8 @@ from fl_lightning.engine.policy import Policy
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.callback import SERVER_HOOKS, FederatedCallback, Monitor, overrides, streams
 from fl_lightning.engine.rules.declared import stands
-from fl_lightning.engine.sites.fixed import LEAST, FixedPoint
 from fl_lightning.engine.sites.messages import METRICS, Incoming, one_line
+from fl_lightning.engine.sites.secure.fixed import LEAST, FixedPoint
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import ConfigurationError, TrainingError
@@ -25,7 +26,7 @@ from fl_lightning.errors import ConfigurationError, TrainingError
 LOSS = "train/loss"
 WORD = 8  # bytes
 COUNTER = "num_batches_tracked"
-TOLD = {"metrics": dict, "undefined": list, "dropped": list, "shown": dict, "counts": dict, "stays": list}
+TOLD: dict[str, type] = {"metrics": dict, "undefined": list, "dropped": list, "shown": dict, "counts": dict, "stays": list}  # what is told in the open
 Kind = Literal["mean", "count", "same"]
 
 
@@ -69,6 +70,11 @@ def check_secure(
     several = [site for site, clients in sites.items() if len(clients) != 1]
     if several:
         raise ConfigurationError(f"secure aggregation expects one client at each site, got others at {several[0]}")
+
+
+def has_scaler(trainer: Trainer) -> bool:
+    """Tell whether each client has a GradScaler."""
+    return getattr(trainer.precision_plugin, "scaler", None) is not None
 
 
 def _needs_more(callback: FederatedCallback) -> str | None:
@@ -162,7 +168,7 @@ def _flat(value: Tensor) -> Tensor:
 
 
 class Veil(Protocol):
-    """Describes the masks of a site, see :mod:`fl_lightning.engine.sites.masks`, to what needs no cryptography."""
+    """Describes the masks of a site (:class:`SiteMasks`) to what runs without the package cryptography."""
 
     def start(self, fit: str) -> None:
         """Draw keys for a fit, unless that fit is going on."""
@@ -416,7 +422,7 @@ def check_told(told: Any, asked: Outgoing) -> None:
     if not isinstance(told, Mapping) or set(told) != set(TOLD):
         raise TrainingError(f"expected a site to tell {', '.join(TOLD)}, got {one_line(told)}")
     for name, kind in TOLD.items():
-        if type(told[name]) is not kind or len(told[name]) > METRICS:
+        if not isinstance(told[name], kind) or len(told[name]) > METRICS:
             raise TrainingError(f"expected a {kind.__name__} of {name}, got {one_line(told[name])}")
     ways, shown = told["metrics"], told["shown"]
     if not all(way in ("mean", "sum") for way in ways.values()):

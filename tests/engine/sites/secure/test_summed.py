@@ -46,11 +46,11 @@ from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.sites.events import Answered, Heard, Message
 from fl_lightning.engine.sites.facts import kind_of
-from fl_lightning.engine.sites.masks import SiteMasks
 from fl_lightning.engine.sites.messages import Incoming, pack_outgoing, pack_tensors, unpack_incoming
+from fl_lightning.engine.sites.secure.masks import SiteMasks
+from fl_lightning.engine.sites.secure.summed import SummedElsewhere
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.sites.sockets import SocketConnection
-from fl_lightning.engine.sites.together import Together
 
 NAMES = ("anna", "berlin", "cork", "dora")
 ROUNDS = 4
@@ -323,7 +323,7 @@ def test_what_the_server_gets_is_uniform(tmp_path: Path) -> None:
             assert float(((counts - counts.mean()) ** 2 / counts.mean()).sum()) < CERTAIN
 
 
-class Hostile(Together):
+class Hostile(SummedElsewhere):
     """Takes the sum of round 2, says that dora has dropped out, and asks the others for a second answer."""
 
     answers: list[Incoming] = []  # noqa: RUF012  # looked at by the test
@@ -348,7 +348,7 @@ class Hostile(Together):
 
 
 def test_a_server_that_claims_a_drop_out_learns_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_lightning.engine.orchestrator.Together", Hostile)
+    monkeypatch.setattr("fl_lightning.engine.orchestrator.SummedElsewhere", Hostile)
     Hostile.answers.clear()
     with sites(partial(fitted, list, clients=4), 4, tmp_path, names=NAMES, veil=veil) as apart:
         fitted(list, clients=4, sites=apart)

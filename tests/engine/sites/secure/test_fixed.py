@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_lightning import TrainingError
-from fl_lightning.engine.sites.fixed import LARGEST, FixedPoint
+from fl_lightning.engine.sites.secure.fixed import LARGEST, FixedPoint
 
 
 def test_the_step_by_hand() -> None:
