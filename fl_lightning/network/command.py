@@ -195,7 +195,7 @@ class JoinCLI(_NetworkCLI):
             if network.secure_aggregation:
                 identity = Identity(kit.certificate, kit.key, kit.authority)
                 veil = SiteMasks(self._name, network.sites, identity, network.deadline, say)
-                veil.start(start.fit)
+                veil.start(start.fit, start.sizes)
             site = Site(connection, welcome, self._folder / "kept", say, veil)
             self.trainer.callbacks += [_Stopping(), site]  # type: ignore[attr-defined]  # set outside Trainer.__init__
             command()
@@ -245,8 +245,8 @@ SINGLE = (
 )
 HIDDEN = (
     "its update, {params:,} numbers, the changes of the model's buffers, its mean training loss and metrics, all "
-    "hidden: the server gets the sum over three sites at least; in the open: the metrics' names, the numbers of batches that "
-    "BatchNorm counts, and which values stay at the site"
+    "hidden: the server gets the sum over three sites at least; in the open: the metrics' names, the numbers of "
+    "batches that BatchNorm counts, and which values stay at the site"
 )
 
 

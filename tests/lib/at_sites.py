@@ -91,7 +91,7 @@ def _serve(fit: Fit, connection: Any, site: str, clients: list[int], folder: Pat
         data.setup("fit")
         start = come(connection, Welcome(site, [Facts.of(data, client, client) for client in clients], {}))
         if veil is not None:
-            veil.start(start.fit)
+            veil.start(start.fit, start.sizes)
         return SiteData(data, {client: client for client in clients}, sizes_of(start))
 
     status = 1

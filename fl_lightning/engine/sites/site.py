@@ -181,7 +181,7 @@ class Site(Callback):
                     f"began, got {list(start.sizes)}: it has begun another run; join anew"
                 )
             if self._veil is not None:
-                self._veil.start(start.fit)
+                self._veil.start(start.fit, start.sizes)
             self._say("the server has let this site in again")
             return
 

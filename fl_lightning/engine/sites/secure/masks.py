@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from time import monotonic
 
 import torch
@@ -85,10 +86,11 @@ class Bundle:
 class Masks:
     """Holds the keys of a site for one fit, and hides what the site sends.
 
-    For each pair of sites, X25519 gives a secret that no one else has, HKDF-SHA256 a key of the secret, the fit and
-    both names and public keys, and ChaCha20 a stream for each round. The site that comes first in the order of names
-    adds the stream to its numbers, the other one takes the stream away, modulo 2^64: so all streams are gone from the
-    sum over a set of sites, and any part of the sum is noise to whoever lacks a key.
+    For each pair of sites, X25519 gives a secret that no one else has. HKDF-SHA256 makes of it a key for the fit, both
+    names and public keys, and of this one a key for each round and what the server has sent; ChaCha20 makes a stream.
+    The site that comes first in the order of names adds the stream to its numbers, the other one takes the stream away,
+    modulo 2^64: so all streams are gone from the sum over a set of sites, and any part of the sum is noise to whoever
+    lacks a key.
 
     Args:
         name: the site's name.
@@ -150,13 +152,14 @@ class Masks:
             raise TrainingError(f"expected a public key of X25519 from {name}, got {error}") from error
         return HKDF(SHA256(), 32, None, _context(self._fit, *parties[0], *parties[1])).derive(secret)
 
-    def hide(self, words: Tensor, number: int, bundles: Mapping[str, Bundle]) -> None:
+    def hide(self, words: Tensor, number: int, bundles: Mapping[str, Bundle], sent: str = "") -> None:
         """Add this site's masks to what it sends in a round, int64 (n,), in place.
 
         Args:
             words: the numbers.
             number: the round's number.
             bundles: the bundles of the round's set of sites, which :meth:`agree` has taken.
+            sent: digest of what the server has sent; where it differs from site to site, the masks stay in the sum.
 
         Raises:
             TrainingError: the keys have made masks for this round, or a later one: the same masks, on two messages,
@@ -169,7 +172,8 @@ class Masks:
             if name == self._name:
                 continue
             sign = 1 if self._name < name else -1
-            _add_stream(words, self._pairs[name, bundle.key], number, sign)
+            key = HKDF(SHA256(), 32, None, _context(str(number), sent)).derive(self._pairs[name, bundle.key])
+            _add_stream(words, key, number, sign)
 
 
 def _context(*parts: str) -> bytes:
@@ -305,17 +309,23 @@ class SiteMasks:
         self._answers = Answers(name, sites)
         self._fit = ""
         self._masks: Masks | None = None
+        self._sizes: list[int] = []
         self._bundles: dict[str, Bundle] = {}  # of the round's set
         self._began = 0.0
 
-    def start(self, fit: str) -> None:
+    def start(self, fit: str, sizes: Sequence[int]) -> None:
         """Draw keys for a fit, unless that fit is going on.
+
+        Args:
+            fit: the name of the fit.
+            sizes: numbers of training examples of all clients, as the server tells them.
 
         Raises:
             TrainingError: the server names no fit.
         """
         if not fit:
             raise TrainingError("the server does not sum up what sites send: set network.secure_aggregation there, too")
+        self._sizes = list(sizes)
         if fit != self._fit or self._masks is None:
             self._fit = fit
             self._masks = Masks(self._name, fit, self._identity)
@@ -355,4 +365,28 @@ class SiteMasks:
         """
         if self._deadline is not None and monotonic() - self._began > self._deadline:
             raise TrainingError(f"round {asked.number}: the answer comes after {self._deadline:g} s, and is not sent")
-        self._own.hide(words, asked.number, self._bundles)
+        self._own.hide(words, asked.number, self._bundles, digest_of(asked, self._sizes))
+
+
+def digest_of(asked: Outgoing, sizes: Sequence[int]) -> str:
+    """Hash what a server sends to all clients of a round alike: a server that does not learns nothing from their sum.
+
+    It could send most clients a model from which they do not move, or sizes that round their updates to zero, and read
+    the update of another one from the sum.
+
+    Args:
+        asked: what was sent to one of the clients.
+        sizes: numbers of training examples of all clients, as the server tells them.
+    """
+    tensors = {"params": asked.params}
+    tensors |= {f"buffers/{place}": value for place, value in enumerate(asked.buffers) if value is not None}
+    for rule, state in asked.states.items():
+        for name, value in state.items():
+            if not name.endswith(f"/{asked.client}"):  # which is the client's own
+                tensors[f"states/{rule}/{name}"] = value
+    content = sha256(json.dumps([asked.number, asked.factors, list(sizes), sorted(asked.together)]).encode())
+    for name, value in sorted(tensors.items()):
+        dense = value.detach().to_dense().cpu().contiguous()
+        content.update(json.dumps([name, str(dense.dtype), list(dense.shape)]).encode())
+        content.update(memoryview(dense.reshape(-1).view(torch.uint8).numpy()))
+    return content.hexdigest()

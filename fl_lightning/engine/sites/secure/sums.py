@@ -26,7 +26,14 @@ from fl_lightning.errors import ConfigurationError, TrainingError
 LOSS = "train/loss"
 WORD = 8  # bytes
 COUNTER = "num_batches_tracked"
-TOLD: dict[str, type] = {"metrics": dict, "undefined": list, "dropped": list, "shown": dict, "counts": dict, "stays": list}  # what is told in the open
+TOLD: dict[str, type] = {
+    "metrics": dict,
+    "undefined": list,
+    "dropped": list,
+    "shown": dict,
+    "counts": dict,
+    "stays": list,
+}  # what is told in the open
 Kind = Literal["mean", "count", "same"]
 
 
@@ -170,8 +177,8 @@ def _flat(value: Tensor) -> Tensor:
 class Veil(Protocol):
     """Describes the masks of a site (:class:`SiteMasks`) to what runs without the package cryptography."""
 
-    def start(self, fit: str) -> None:
-        """Draw keys for a fit, unless that fit is going on."""
+    def start(self, fit: str, sizes: Sequence[int]) -> None:
+        """Draw keys for a fit, unless that fit is going on; the server has told the sizes of all clients."""
 
     @property
     def shown(self) -> Mapping[str, str]:

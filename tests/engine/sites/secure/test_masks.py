@@ -1,6 +1,7 @@
 """Masks: the sum is the plain one, what the server gets is noise, and no other set, key or name is taken."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from lib.identities import Authority
 from torch import Tensor
 
 from fl_lightning import TrainingError
+from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.sites.secure.fixed import FixedPoint
-from fl_lightning.engine.sites.secure.masks import Answers, Bundle, Masks, _context
+from fl_lightning.engine.sites.secure.masks import Answers, Bundle, Masks, _context, digest_of
 
 AUTHORITY = Authority()
 FIT = "a fit"
@@ -119,6 +121,41 @@ def test_masks_are_used_once() -> None:
     for number in (4, 3):
         with pytest.raises(TrainingError, match=f"round {number}: the masks of round 4 are used"):
             one.hide(torch.zeros(3, dtype=torch.int64), number, bundles)
+
+
+def asked(**changes: Any) -> Outgoing:
+    given: dict[str, Any] = {"client": 0, "number": 1, "params": torch.arange(4.0), "buffers": [torch.ones(2), None]}
+    given |= {"factors": None, "loss_scale": None, "states": {"Rule": {"m": torch.zeros(2), "own/0": torch.ones(1)}}}
+    return Outgoing(**{**given, **changes})
+
+
+def test_what_is_the_clients_own_may_differ() -> None:
+    other = asked(client=1, states={"Rule": {"m": torch.zeros(2), "own/1": torch.zeros(9)}})
+    assert digest_of(asked(), [1, 2]) == digest_of(other, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sizes"),
+    [
+        ({"params": torch.tensor([0.0, 1.0, 2.0, 3.5])}, [1, 2]),  # a model from which a client does not move
+        ({"params": torch.arange(4.0).double()}, [1, 2]),
+        ({"buffers": [torch.zeros(2), None]}, [1, 2]),
+        ({"factors": [[0.0]]}, [1, 2]),  # nor with a rate of 0
+        ({"states": {"Rule": {"m": torch.ones(2)}}}, [1, 2]),
+        ({"number": 2}, [1, 2]),
+        ({}, [1, 2**60]),  # a step that rounds updates to 0
+    ],
+)
+def test_a_server_that_sends_others_something_else_gets_noise(changes: dict[str, Any], sizes: list[int]) -> None:
+    digests = [digest_of(asked(), [1, 2]), digest_of(asked(**changes), sizes)]
+    assert digests[0] != digests[1]
+    masks = sites(3)
+    bundles = shown(masks)
+    total = torch.zeros(100_000, dtype=torch.int64)
+    for number, own in enumerate(masks.values()):
+        own.hide(total, 1, bundles, digests[min(number, 1)])
+    for place in total.view(torch.uint8).view(-1, 8).T:
+        assert chi_square(torch.bincount(place.int(), minlength=256).double()) < CERTAIN
 
 
 def test_another_fit_has_other_masks() -> None:
