@@ -388,5 +388,5 @@ def digest_of(asked: Outgoing, sizes: Sequence[int]) -> str:
     for name, value in sorted(tensors.items()):
         dense = value.detach().to_dense().cpu().contiguous()
         content.update(json.dumps([name, str(dense.dtype), list(dense.shape)]).encode())
-        content.update(memoryview(dense.reshape(-1).view(torch.uint8).numpy()))
+        content.update(dense.reshape(-1).view(torch.uint8).numpy().data)
     return content.hexdigest()
