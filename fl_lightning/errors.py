@@ -256,7 +256,7 @@ def of_library(error: BaseException) -> bool:
 def of_user(error: BaseException) -> bool:
     """Tell whether an error's traceback holds code of the user, neither this package's nor an installed package's."""
     found = chain.from_iterable(map(frames, causes(error)))
-    return not all(_is_own(frame) or _is_library(frame) for frame in found)
+    return not all(_is_own(frame) or is_library(frame) for frame in found)
 
 
 def system_error(error: BaseException) -> int | None:
@@ -286,6 +286,7 @@ def _is_own(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "fl_lightning"
 
 
-def _is_library(frame: FrameType) -> bool:
+def is_library(frame: FrameType) -> bool:
+    """Tell whether a frame is that of an installed package or of the standard library."""
     places = (sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
     return frame.f_code.co_filename.startswith((*places, "<"))

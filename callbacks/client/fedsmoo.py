@@ -1,6 +1,6 @@
 """FedSMOO: FedDyn for a flat minimum of the global objective."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -61,6 +61,10 @@ class FedSMOO(FedDyn):
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
         if self.rho:
             run.send("mu", run.kept["mu"])
+
+    @override
+    def sends(self, orchestrator: Server) -> Mapping[str, Tensor]:
+        return {"mu": orchestrator.params} if self.rho else {}
 
     @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:

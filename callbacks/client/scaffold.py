@@ -1,6 +1,6 @@
 """SCAFFOLD: control variates against client drift."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -101,6 +101,10 @@ class Scaffold(FederatedCallback):
         run.kept["scaffold"] = self.recall("c", start) - self.recall(f"c/{run.client}", start)
         if self.option == "I":
             run.send("scaffold", full_gradient(orchestrator, run))
+
+    @override
+    def sends(self, orchestrator: Server) -> Mapping[str, Tensor]:
+        return {"scaffold": orchestrator.params} if self.option == "I" else {}
 
     @override
     def on_before_client_step(self, run: LocalRun) -> None:

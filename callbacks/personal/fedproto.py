@@ -1,6 +1,6 @@
 """FedProto: clients that share what their classes look like, and no model."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +71,11 @@ class FedProto(FeatureRule):
         run.send("prototypes", sums)
         run.send("counts", counts)
         super().on_client_end(orchestrator, run)
+
+    @override
+    def sends(self, orchestrator: Server) -> Mapping[str, Tensor]:
+        counts = orchestrator.params.new_zeros(self._num_classes)
+        return {"prototypes": self.recall("prototypes", counts[:, None][:, :0]), "counts": counts}
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:

@@ -1,5 +1,7 @@
 """IFCA: each client trains the one of several models that fits it best."""
 
+from collections.abc import Mapping
+
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
@@ -49,7 +51,7 @@ class IFCA(FederatedCallback):
 
     @override
     def start(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
-        models = self.recall("models", params)
+        models = self.recall("models", params.expand(self.clusters, -1))
         losses = torch.stack([orchestrator.client_loss(client, model) for model in models])
         self._chosen[client] = int(losses.argmin())
         return models[self._chosen[client]].clone(), buffers
@@ -59,11 +61,16 @@ class IFCA(FederatedCallback):
         run.send("cluster", torch.tensor(self._chosen[run.client]))
 
     @override
+    def sends(self, orchestrator: Server) -> Mapping[str, Tensor]:
+        return {"cluster": torch.tensor(0)}
+
+    @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
         models = self.recall("models", update).clone()
         chosen = torch.tensor([int(result.vectors["cluster"]) for result in cohort.results])
-        for cluster in sorted({*chosen.tolist()}):
+        for cluster in range(self.clusters):
             shares = cohort.weights * (chosen == cluster)
-            models[cluster] += cohort.combine(shares / shares.sum() @ cohort.mixing)
+            if shares.any():
+                models[cluster] += cohort.combine(shares / shares.sum() @ cohort.mixing)
         self.state["models"] = models
         return update

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -20,6 +21,10 @@ class ClientLosses(FederatedCallback, ABC):
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
         run.send(LOSS, orchestrator.client_loss(run.client, run.anchor))
+
+    @override
+    def sends(self, orchestrator: Server) -> Mapping[str, Tensor]:
+        return {LOSS: torch.zeros((), dtype=torch.float64)}
 
     @abstractmethod
     @override

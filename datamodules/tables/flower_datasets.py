@@ -129,6 +129,16 @@ class FlowerDatasets(FederatedDataModule):
         return self._images.num_classes
 
     @property
+    def mean(self) -> tuple[float, ...] | None:
+        """The mean of each channel by which images are scaled; None for other data."""
+        return None if self._images is None else self._images.mean
+
+    @property
+    def std(self) -> tuple[float, ...] | None:
+        """The standard deviation of each channel, as :attr:`mean`."""
+        return None if self._images is None else self._images.std
+
+    @property
     def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only
         """Names what is measured on images, see :attr:`ColumnImages.measured`."""
         return {} if self._images is None else self._images.measured

@@ -46,9 +46,9 @@ class Table(FederatedDataModule):
     Clients are numbered in the sorted order of the values, which also name them (``client_names``). Batches are
     ``[features (B, F), targets]``, floats of the default type, scaled by ``mean`` and ``std`` alone. Unless ``task``
     says otherwise, a target column of integers, truth values or texts holds classes: targets (B,) int64, numbered in
-    the sorted order of the values in both sets, ``class_names``; and a target column of floats is for regression: targets
-    (B,). A warning says so if the classes are integers other than 0 to C-1. Several target columns, or a list of one,
-    become floats (B, T).
+    the sorted order of the values in both sets, ``class_names``; and a target column of floats is for regression:
+    targets (B,). A warning says so if the classes are integers other than 0 to C-1. Several target columns, or a list
+    of one, become floats (B, T).
 
     The test set is used for validation, too; without a test set, the client module's own loaders are used. When clients
     evaluate, each uses its own rows of the test set.

@@ -47,7 +47,7 @@ from fl_lightning.engine.rules.server_optimizer import Settings, go_on, make_sch
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.engine.same_start import check_start, start_alike
 from fl_lightning.engine.sites.elsewhere import Elsewhere
-from fl_lightning.engine.sites.messages import Incoming, check_forms
+from fl_lightning.engine.sites.messages import Incoming
 from fl_lightning.engine.sites.secure.summed import SummedElsewhere
 from fl_lightning.engine.sites.secure.sums import check_secure, has_scaler
 from fl_lightning.engine.sites.site import Outbox, Site
@@ -452,7 +452,6 @@ class FederatedOrchestrator(ClientHost):
         """Train a client of a round that a server elsewhere runs, from what the server has sent."""
         fit = self._fit_now
         assert isinstance(fit.training, OneByOne)
-        check_forms(self.params, self.read_buffers(), outgoing.params, outgoing.buffers)
         self.rounds_done = outgoing.number - 1
         self.params.copy_(outgoing.params)
         self.write_buffers(outgoing.buffers)

@@ -183,7 +183,7 @@ class GrpcServer:
         from cryptography.x509 import load_pem_x509_certificate
 
         identity = context.auth_context()
-        site = identity["x509_common_name"][0].decode()
+        site: str = identity["x509_common_name"][0].decode()
         serial = load_pem_x509_certificate(identity["x509_pem_cert"][0]).serial_number
         if serial in revoked_serials(self._kit):
             context.abort(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {site} is revoked: ask for a new kit")

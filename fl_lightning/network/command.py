@@ -76,8 +76,8 @@ class _NetworkCLI(FederatedCLI):
     @property
     def message_limit(self) -> int:
         """The largest number of bytes of a part of a message: some times those of the model, which rules send, too."""
-        values = self.model.client.state_dict().values()
-        return SMALLEST_LIMIT + MODELS * sum(value.numel() * value.element_size() for value in values)
+        model_bytes: int = sum(value.numel() * value.element_size() for value in self.model.client.state_dict().values())
+        return SMALLEST_LIMIT + MODELS * model_bytes
 
     @override
     def _leaves_processes_open(self, trainer: Trainer) -> bool:
@@ -111,6 +111,7 @@ class ServeCLI(_NetworkCLI):
                 network.deadline,
                 network.min_clients,
                 known,
+                network.max_examples,
                 say=lambda line: self._say(line, self.trainer),
                 stops=lambda: bool(self.stopping.stopped_by),
                 secure=network.secure_aggregation,
@@ -205,7 +206,7 @@ class JoinCLI(_NetworkCLI):
         """Tell the server that this site is there, as often as the connection is lost on the way."""
         while True:
             try:
-                return come(connection, welcome)
+                return come(connection, welcome, len(self.network.sites))
             except ConnectionError as error:
                 connection.connect_again(str(error))
 

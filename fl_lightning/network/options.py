@@ -38,6 +38,8 @@ class Network:
         min_clients: number of clients that must be there for a round to begin, and have answered for it to count.
         dealt: whether each site has the data of all clients, and takes its own part, as in a rehearsal; otherwise all
             data of a site are its client's own.
+        max_examples: largest number of training examples that a site may tell of, which is its weight; null for no
+            limit.
         server_data: whether the server has data of its own: test and proxy sets. Its training examples are not used.
         secure_aggregation: whether sites hide what they send from the server, which gets the sum over three sites at
             least; the same everywhere. What reads single updates is refused, and a round in which a site fails is
@@ -49,6 +51,7 @@ class Network:
     deadline: float = 3600.0
     min_clients: int = 1
     dealt: bool = False
+    max_examples: int | None = None
     server_data: bool = True
     secure_aggregation: bool = False
 

@@ -17,7 +17,7 @@ from fl_lightning.engine.sites.facts import Facts, Welcome, sizes_of
 from fl_lightning.engine.sites.secure.sums import Veil
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.engine.sites.sockets import SocketCarrier, SocketConnection
+from lib.sockets import SocketCarrier, SocketConnection
 
 SITES = ("anna", "berlin", "cork")
 NOBODY = Welcome("", [], {})  # says a site that does not come again
@@ -89,7 +89,8 @@ def _serve(fit: Fit, connection: Any, site: str, clients: list[int], folder: Pat
 
     def place(data: FederatedData) -> FederatedData:
         data.setup("fit")
-        start = come(connection, Welcome(site, [Facts.of(data, client, client) for client in clients], {}))
+        welcome = Welcome(site, [Facts.of(data, client, client) for client in clients], {})
+        start = come(connection, welcome, data.num_clients)
         if veil is not None:
             veil.start(start.fit, start.sizes)
         return SiteData(data, {client: client for client in clients}, sizes_of(start))

@@ -9,7 +9,16 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from fl_lightning.errors import ClientFailure, ConfigurationError, TrainingError, frames, is_exhaustion, of_library
+from fl_lightning.errors import (
+    ClientFailure,
+    ConfigurationError,
+    TrainingError,
+    causes,
+    frames,
+    is_exhaustion,
+    is_library,
+    of_library,
+)
 
 # What to do about an error of torch, by a part of its message.
 CLASSES = "the loss takes classes, not floats: in a Table, task: classification makes classes of numbers"
@@ -89,6 +98,17 @@ def error_text(error: Exception, module: LightningModule) -> str:
         if part in str(error):
             return f"{text}: {hint}"
     return text
+
+
+def named_error(error: Exception) -> str:
+    """Name the type of an error and the class that raised it, without the text, which may quote an example."""
+    first = list(causes(error))[-1]
+    classes: list[str] = []
+    for frame in frames(first):
+        if "self" in frame.f_code.co_varnames[:1] and not _is_of_engine(frame) and not is_library(frame):
+            classes.append(type(frame.f_locals["self"]).__name__)
+    name = type(first).__name__
+    return f"{name} in {classes[-1]}" if classes else name
 
 
 def _is_of_engine(frame: FrameType) -> bool:

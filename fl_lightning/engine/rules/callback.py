@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
@@ -126,8 +126,12 @@ class FederatedCallback(Callback):
     @override
     def state_dict(self) -> dict[str, Any]:
         # A scheduler's signal may save a checkpoint while a client trains.
-        state = self.state.data if isinstance(self.state, SealedState) else self.state
+        state = self._plain_state
         return state.state_dict() if isinstance(state, DiskState) else dict(state)
+
+    @property
+    def _plain_state(self) -> MutableMapping[str, Tensor]:
+        return self.state.data if isinstance(self.state, SealedState) else self.state
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -153,13 +157,18 @@ class FederatedCallback(Callback):
             self._refuse_kept(name)
             return start
         value = self.state[name]
+        if value.shape != start.shape and isinstance(self._plain_state, SentState):
+            raise ConfigurationError(
+                f"{type(self).__name__} expects {name} to be {tuple(start.shape)}, as what stands for it at first is, "
+                f"got {tuple(value.shape)} from the server"
+            )
         if start.is_cuda and not value.is_cuda:
             return value.pin_memory().to(start, non_blocking=True)
         return value.to(start)
 
     def _refuse_kept(self, name: str) -> None:
         """Refuse to go on without a value that stays with its client, where the server has a mark in its place."""
-        data = self.state.data if isinstance(self.state, SealedState) else self.state
+        data = self._plain_state
         if not isinstance(data, SentState) and f"{MARK}{name}" in data:
             raise ConfigurationError(
                 f"{type(self).__name__} asks for {name} at the server, but it stays at its client's site: leave out "
@@ -173,6 +182,14 @@ class FederatedCallback(Callback):
         """
         check_name(f"{name}/{run.client}")
         run.stays[self.state_key, name] = value.detach().clone()
+
+    def sends(self, orchestrator: Server) -> Mapping[str, Tensor]:
+        """Return what clients send by :meth:`LocalRun.send`, by name: tensors of its shape and dtype, of any value.
+
+        Where clients train on other machines, the server leaves out a client that sends anything else, or not all of
+        it. A size of 0 stands for any.
+        """
+        return {}
 
     def local_part(self, module: LightningModule) -> Iterable[str]:
         """Name parameters, buffers and submodules of the client module that stay with each client."""

@@ -12,7 +12,7 @@ from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.sites.events import Answered, Came, Gone
-from fl_lightning.engine.sites.messages import Incoming, check_incoming, pack_outgoing, pack_tensors, unpack_incoming
+from fl_lightning.engine.sites.messages import Expected, Incoming, pack_outgoing, pack_tensors, unpack_incoming
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.training.one_by_one import KeptWay
 from fl_lightning.errors import TrainingError
@@ -39,9 +39,11 @@ class Elsewhere:
         self._sites = sites
         self.group_size = server.data.largest_cohort  # all sites train at the same time
         self._absent: set[int] = set()  # clients whose sites are gone, as has been told
+        self._expected: Expected | None = None  # until the first round
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Have clients trained; each is taken in, or left out, when its site has answered."""
+        self._expected = self._expected or Expected(self._server)
         for late in self._sites.let_back():
             self._take(round, {}, late)
         self._sites.wait_for(clients)
@@ -121,8 +123,9 @@ class Elsewhere:
         self._server.tell_trained([incoming.client])
 
     def _take_in(self, round: Round, asked: Outgoing, incoming: Incoming) -> None:
+        assert self._expected is not None
         try:
-            check_incoming(incoming, asked)
+            self._expected.check_incoming(incoming, asked)
             self._check_size(asked.client, incoming)
         except TrainingError as error:
             round.leave_out(asked.client, str(error))

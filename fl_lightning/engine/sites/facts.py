@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.sites.events import Message
-from fl_lightning.engine.sites.messages import one_line, pack, unpack_plain
+from fl_lightning.engine.sites.messages import (
+    LARGEST,
+    expect,
+    form_of,
+    is_count,
+    is_number,
+    one_line,
+    pack,
+    unpack_plain,
+)
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 SHOWN = 20_000  # largest number of characters of what a site shows to others
@@ -140,9 +150,9 @@ def unpack_welcome(message: Message) -> Welcome:
     plain = _plain(message, WELCOME)
     try:
         facts = [_checked(Facts(**fact)) for fact in plain["facts"]]
-        return Welcome(str(plain["site"]), facts, dict(plain["settings"]))
+        return Welcome(one_line(plain["site"]), facts, dict(plain["settings"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise TrainingError(f"expected the welcome of a site, got one that lacks or has too much: {error}") from error
+        raise TrainingError(f"expected the welcome of a site, got another: {one_line(error)}") from error
 
 
 def _checked(facts: Facts) -> Facts:
@@ -151,13 +161,16 @@ def _checked(facts: Facts) -> Facts:
     Raises:
         TypeError: they are not.
     """
-    counts, names = facts.class_counts, facts.class_names
-    if not all(type(count) is int and count >= 0 for count in (facts.client, facts.size, *(counts or ()))):
-        raise TypeError("expected whole numbers from 0 on")
+    counts, names, scaling = facts.class_counts, facts.class_names, facts.scaling
+    lists = (counts, names, scaling, *(scaling or ()))
+    if not all(isinstance(value, list | None) for value in lists):
+        raise TypeError("expected lists")
+    if not all(map(is_count, (facts.client, facts.size, *(counts or ())))):
+        raise TypeError(f"expected whole numbers from 0 to {LARGEST:,}")
+    if not all(map(is_number, chain(*(scaling or ())))):
+        raise TypeError("expected mean and standard deviation")
     if not all(isinstance(name, str) for name in (facts.fingerprint, *(names or ()))):
         raise TypeError("expected names of classes, and a hash")
-    if not isinstance(counts, list | None) or not isinstance(names, list | None):
-        raise TypeError("expected lists")
     return facts
 
 
@@ -169,16 +182,17 @@ def unpack_start(message: Message) -> Start:
     """
     plain = _plain(message, START)
     try:
-        sizes = [int(size) for size in plain["sizes"]]
-        return Start(sizes, dict(plain["settings"]), one_line(plain["reason"]), str(plain["fit"]))
+        if not all(map(is_count, plain["sizes"])):
+            raise TypeError(f"expected sizes from 0 to {LARGEST:,}")
+        return Start(list(plain["sizes"]), dict(plain["settings"]), one_line(plain["reason"]), one_line(plain["fit"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise TrainingError(f"expected a server's start, got one that lacks or has too much: {error}") from error
+        raise TrainingError(f"expected a server's start, got another: {one_line(error)}") from error
 
 
 def _plain(message: Message, kind: str) -> dict[str, Any]:
     plain = unpack_plain(message)
     if plain.get("kind") != kind:
-        raise TrainingError(f"expected a message of the kind {kind}, got {plain.get('kind', 'an answer for a round')}")
+        raise TrainingError(f"expected a message of the kind {kind}, got {one_line(plain.get('kind', 'an answer'))}")
     del plain["kind"]
     return plain
 
@@ -201,13 +215,53 @@ def check_alike(here: Mapping[str, Any], there: Mapping[str, Any], other: str) -
         if any(name.startswith("data.") for name in names):
             advice += ", or name what says where a machine has its data in the data module's places"
         raise ConfigurationError(
-            f"expected {other} to have the settings of this machine, got others: {', '.join(texts)}: {advice}"
+            f"expected {other} to have the settings of this machine, got others: {one_line(', '.join(texts))}: {advice}"
         )
 
 
 def _short(value: Any) -> str:
     text = "null" if value is None else str(value)
     return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def check_start(start: Start, welcome: Welcome, num_clients: int) -> None:
+    """Refuse a server that says other numbers of examples than a site has told it.
+
+    Args:
+        start: what the server answers.
+        welcome: what the site has told.
+        num_clients: N, the number of clients of all sites.
+
+    Raises:
+        TrainingError: there are more or fewer than N numbers, or another one for a client of the site.
+    """
+    advice = "correct network.sites, which must be the same everywhere"
+    count = len(start.sizes)
+    expect(count == num_clients, f"the server to know {num_clients} clients", f"{count}: {advice}")
+    for fact in welcome.facts:
+        told = start.sizes[fact.client]
+        words = f"the server to count {fact.size:,} training examples of client {fact.client}, as this site has told it"
+        expect(told == fact.size, words, f"{told:,}: ask who runs the server")
+
+
+def check_examples(welcome: Welcome, most: int | None) -> None:
+    """Refuse a site that tells of more training examples than it may have, and so would have a larger weight.
+
+    Args:
+        welcome: what the site has told.
+        most: the largest number of training examples of the site; None for no limit.
+
+    Raises:
+        TrainingError: the site has more.
+    """
+    size = sum(fact.size for fact in welcome.facts)
+    words = f"{most} training examples of site {welcome.site} at most (network.max_examples)"
+    expect(most is None or size <= most, words, f"{size}: ask the site, or raise the limit")
+
+
+def buffer_lines(module: nn.Module) -> list[str]:
+    """Say name, type and shape of each of a module's buffers, which leave a site after each round."""
+    return [f"{name}: {form_of(buffer)}" for name, buffer in module.named_buffers()]
 
 
 def sizes_of(start: Start) -> Tensor:

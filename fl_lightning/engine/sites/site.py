@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.engine.module.failures import named_error
 from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.work import Factors
@@ -22,6 +23,7 @@ from fl_lightning.engine.sites.facts import (
     Start,
     Welcome,
     check_alike,
+    check_start,
     kind_of,
     pack_ready,
     pack_told,
@@ -29,7 +31,7 @@ from fl_lightning.engine.sites.facts import (
     unpack_start,
 )
 from fl_lightning.engine.sites.kept import Kept
-from fl_lightning.engine.sites.messages import Incoming, named_error, pack_incoming, unpack_outgoing
+from fl_lightning.engine.sites.messages import Expected, Incoming, pack_incoming, unpack_outgoing
 from fl_lightning.engine.sites.secure.sums import Veil, answer_for_sum
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
@@ -64,8 +66,9 @@ class Outbox:
         self.incoming = Incoming(result.client, self.number, result, models[0].clone(), less)
 
     def leave_out(self, client: int, reason: str, error: Exception | None = None) -> None:
-        """Leave out the client, whose training has failed."""
-        self.incoming = Incoming(client, self.number, reason=reason)
+        """Leave out the client, whose training has failed; the reason, which may quote an example, stays here."""
+        warnings.warn(f"round {self.number}: client {client} is left out: {reason}", stacklevel=2)
+        self.incoming = Incoming(client, self.number, reason=reason if error is None else named_error(error))
 
 
 class Connection(Protocol):
@@ -97,11 +100,17 @@ class Connection(Protocol):
         """
 
 
-def come(connection: Connection, welcome: Welcome) -> Start:
+def come(connection: Connection, welcome: Welcome, num_clients: int) -> Start:
     """Tell the server that a site is there; return what it answers, once all sites are there.
+
+    Args:
+        connection: carries the messages.
+        welcome: what the site tells.
+        num_clients: N, the number of clients of all sites.
 
     Raises:
         ConfigurationError: the server has other settings than this site, or refuses the site, or is gone.
+        TrainingError: the server tells other numbers of examples than this site.
         ConnectionError: the connection is lost.
     """
     connection.send(pack_told(welcome))
@@ -112,6 +121,7 @@ def come(connection: Connection, welcome: Welcome) -> Start:
     check_alike(welcome.settings, start.settings, "the server")
     if start.reason:
         raise ConfigurationError(f"the server refuses this site: {start.reason}")
+    check_start(start, welcome, num_clients)
     return start
 
 
@@ -147,6 +157,7 @@ class Site(Callback):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._expected = Expected(pl_module)
         while (reason := self._answer(pl_module)) is not None:
             self._come_again(reason, pl_module)
         raise StopIteration  # with which Lightning ends a fit
@@ -171,7 +182,7 @@ class Site(Callback):
         while True:
             self._connection.connect_again(reason)
             try:
-                start = come(self._connection, self._welcome)
+                start = come(self._connection, self._welcome, server.data.num_clients)
             except ConnectionError as error:
                 reason = str(error)
                 continue
@@ -191,11 +202,13 @@ class Site(Callback):
         self._known = asked.buffers
         if not server.data.has_examples(asked.client):
             raise TrainingError(f"the server asks for client {asked.client}, whose data are not at this site")
+        self._expected.check_outgoing(asked)
         if self._veil is not None and (refusal := self._veil.begin(asked)):
             self._refuse(asked, refusal)
             return
         try:
             answer = self._keep(server.train_at_site(self._with_kept(asked)))
+            self._expected.check_leaving(answer)
             hidden = answer if self._veil is None else self._hide(self._veil, answer, asked, server)
         except Exception as error:
             self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=named_error(error))))
@@ -205,9 +218,6 @@ class Site(Callback):
         self._connection.send(pack_incoming(hidden, asked.buffers))
         if answer.result is not None:
             self._say(f"round {asked.number}: trained, train/loss {answer.result.loss:.4f}")
-        if answer.reason:
-            label = server.data.client_label(asked.client)
-            warnings.warn(f"round {asked.number}: client {label} is left out: {answer.reason}", stacklevel=2)
 
     def _hide(self, veil: Veil, answer: Incoming, asked: Outgoing, server: Any) -> Incoming | None:
         """Turn an answer into a summand that says nothing alone; return None where it cannot be summed."""

@@ -19,6 +19,7 @@ from fl_lightning.engine.sites.facts import (
     Start,
     Welcome,
     check_alike,
+    check_examples,
     kind_of,
     pack_end,
     pack_told,
@@ -93,6 +94,7 @@ class Sites:
         deadline: seconds after which a round goes on without those that have not answered; None to wait for all.
         min_clients: number of clients without which no round begins or ends.
         facts: counts of the clients' data from an earlier part of the run, which still hold, by the client's id.
+        max_examples: largest number of training examples of a site; None for no limit.
         say: is called with a line for each site that comes or goes.
         stops: tells whether the run is asked to stop, upon which nothing is waited for.
         secure: whether the sites hide their answers from the server by masks, which are gone from their sum.
@@ -114,6 +116,7 @@ class Sites:
         deadline: float | None = None,
         min_clients: int = 1,
         facts: Mapping[int, Facts] | None = None,
+        max_examples: int | None = None,
         say: Callable[[str], None] = lambda line: None,
         stops: Callable[[], bool] = lambda: False,
         secure: bool = False,
@@ -127,6 +130,7 @@ class Sites:
         self._places = {site: _Place(own) for site, own in clients.items()}
         self._site_of = {client: site for site, own in clients.items() for client in own}
         self._settings = settings or {}
+        self._max_examples = max_examples
         self._say = say
         self._stops = stops
         self._start: Message | None = None  # what those are told that come, once all are known
@@ -319,6 +323,7 @@ class Sites:
                 "network.sites, which must be the same everywhere"
             )
         check_alike(self._settings, welcome.settings, f"site {site}")
+        check_examples(welcome, self._max_examples)
         for fact in welcome.facts:
             before = self.facts.get(fact.client, fact)
             if fact != before:

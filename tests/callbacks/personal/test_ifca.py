@@ -12,7 +12,7 @@ from lib.two_devices import on_two_devices
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning import ClientResult, Cohort, ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import IFCA, FedBN
 from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
@@ -52,6 +52,20 @@ def test_two_groups(at_once: int) -> None:
     trainer(rule, rounds=1).fit(orchestrator, datamodule=GivenData(TARGETS, samples=[1, 3, 1, 1]))
     one = 0.5 * (1 + (5 + 3 * 7) / 4)
     assert close(rule.state["models"], [[one, 0.0], [0.0, 0.5 * (-1 - 5)]])
+
+
+def test_a_model_that_there_is_not_moves_none() -> None:
+    """Of updates 1, 2 and 4, by clients that say models 0, 7 and -1, the first model moves by 1 alone."""
+    results = []
+    for client, cluster in enumerate([0, 7, -1]):
+        vectors = {"cluster": torch.tensor(cluster)}
+        results.append(ClientResult(client, num_samples=1, num_steps=1, loss=0.0, normalizer=1.0, vectors=vectors))
+    deltas = torch.tensor([[1.0], [2.0], [4.0]])
+    cohort = Cohort.collect(round=1, anchor=torch.zeros(1), deltas=deltas, results=results)
+    rule: Any = IFCA(2)
+    rule.state = {"models": torch.zeros(2, 1)}
+    rule.update(None, cohort, cohort.update)
+    assert rule.state["models"].tolist() == [[1.0], [0.0]]
 
 
 def test_each_client_is_served_by_its_model(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.datamodules import HuggingFace, RandomFlip, Tensors
 from fl_lightning.engine.sites.facts import Facts
-from fl_lightning.engine.sites.statistics import combine, settings_of, statistics_of
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.network.statistics import combine, settings_of, statistics_of
 
 datasets: Any = pytest.importorskip("datasets")
 IMAGES = {"image": datasets.Image(), "label": datasets.ClassLabel(num_classes=10), "writer": datasets.Value("string")}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from lib.at_sites import SITES, sites
 from lib.command import rows
+from lib.sockets import SocketCarrier, SocketConnection, read, write
 
 from fl_lightning import ConfigurationError, TrainingError
 from fl_lightning.engine.sites.events import Came, Gone, Message
@@ -26,7 +27,6 @@ from fl_lightning.engine.sites.facts import (
 from fl_lightning.engine.sites.messages import pack
 from fl_lightning.engine.sites.site import come
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.engine.sites.sockets import SocketCarrier, SocketConnection, read, write
 
 from .test_sites import CLIENTS, Seen, fitted
 
@@ -138,7 +138,7 @@ def test_a_site_refuses_a_server_with_other_settings() -> None:
     here, there = socket.socketpair()
     write(here, pack_told(Start([10, 11, 12], {**SETTINGS, "seed_everything": 2})))
     with pytest.raises(ConfigurationError, match=r"the server to have .*: seed_everything \(1 here, 2 there\)"):
-        come(SocketConnection(there), Welcome("anna", [facts(0)], SETTINGS))
+        come(SocketConnection(there), Welcome("anna", [facts(0)], SETTINGS), 3)
     here.close()
     there.close()
 
@@ -156,7 +156,7 @@ def test_settings_that_are_alike_pass() -> None:
 def test_a_welcome_that_is_none_is_refused() -> None:
     with pairs() as made:
         write(made.pairs["anna"][1], pack({"kind": "welcome", "site": "anna"}))
-        with pytest.warns(UserWarning, match="anna is refused: expected the welcome of a site, got one that lacks"):
+        with pytest.warns(UserWarning, match="anna is refused: expected the welcome of a site, got another"):
             made.sites.let_back()
 
 

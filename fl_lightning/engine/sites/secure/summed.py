@@ -11,7 +11,7 @@ from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.sites.elsewhere import Elsewhere
 from fl_lightning.engine.sites.events import Answered, Came, Gone
-from fl_lightning.engine.sites.messages import pack_outgoing, pack_tensors, unpack_incoming
+from fl_lightning.engine.sites.messages import Expected, pack_outgoing, pack_tensors, unpack_incoming
 from fl_lightning.engine.sites.secure.fixed import LEAST
 from fl_lightning.engine.sites.secure.sums import Sum
 from fl_lightning.engine.sites.sites import Sites
@@ -138,7 +138,9 @@ class SummedElsewhere(Elsewhere):
             if incoming.client != client or incoming.number != round.number:
                 return None
             if not incoming.reason:
+                self._expected = self._expected or Expected(self._server)
                 total.add(incoming)
+                self._expected.check_names(total.named_by(incoming))
             return incoming.reason
         except TrainingError as error:
             return str(error)

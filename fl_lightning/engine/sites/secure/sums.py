@@ -17,7 +17,7 @@ from fl_lightning.engine.policy import Policy
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.callback import SERVER_HOOKS, FederatedCallback, Monitor, overrides, streams
 from fl_lightning.engine.rules.declared import stands
-from fl_lightning.engine.sites.messages import METRICS, Incoming, one_line
+from fl_lightning.engine.sites.messages import NAMES, Incoming, one_line
 from fl_lightning.engine.sites.secure.fixed import LEAST, FixedPoint
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
@@ -339,6 +339,23 @@ class Sum:
         self._tails.append(words[self._layout.length :])
         self._told[incoming.client] = told
 
+    def named_by(self, incoming: Incoming) -> ClientResult:
+        """Return a result with the names that an answer tells in the open, and no value."""
+        told = self._told[incoming.client]
+        return ClientResult(
+            client=incoming.client,
+            num_samples=0,
+            num_steps=0,
+            loss=math.nan,
+            normalizer=0.0,
+            metrics={name: math.nan for name in (*told["metrics"], *told["dropped"]) if name != LOSS},
+            shown={name: how for name, how in told["shown"].items() if name != LOSS},
+            stays=self._marks(told),
+        )
+
+    def _marks(self, told: Mapping[str, Any]) -> dict[tuple[str, str], Tensor]:
+        return {(rule, name): torch.tensor(self._first.number) for rule, name in told["stays"]}
+
     def total(self) -> Total:
         """Read the sum, once all have answered.
 
@@ -371,7 +388,7 @@ class Sum:
                     buffers=buffers,
                     metrics=metrics,
                     shown=shown,
-                    stays={(rule, name): torch.tensor(self._first.number) for rule, name in told["stays"]},
+                    stays=self._marks(told),
                     upload_bytes=WORD * size,
                 )
             )
@@ -429,7 +446,7 @@ def check_told(told: Any, asked: Outgoing) -> None:
     if not isinstance(told, Mapping) or set(told) != set(TOLD):
         raise TrainingError(f"expected a site to tell {', '.join(TOLD)}, got {one_line(told)}")
     for name, kind in TOLD.items():
-        if not isinstance(told[name], kind) or len(told[name]) > METRICS:
+        if not isinstance(told[name], kind) or len(told[name]) > NAMES:
             raise TrainingError(f"expected a {kind.__name__} of {name}, got {one_line(told[name])}")
     ways, shown = told["metrics"], told["shown"]
     if not all(way in ("mean", "sum") for way in ways.values()):

@@ -13,6 +13,7 @@ from lib import tiny_images
 from lib.at_sites import remote, sites
 from lib.command import rows
 from lib.identities import Authority
+from lib.sockets import SocketConnection
 from lib.toy import trainer
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.loggers import CSVLogger
@@ -50,7 +51,6 @@ from fl_lightning.engine.sites.messages import Incoming, pack_outgoing, pack_ten
 from fl_lightning.engine.sites.secure.masks import SiteMasks
 from fl_lightning.engine.sites.secure.summed import SummedElsewhere
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.engine.sites.sockets import SocketConnection
 
 NAMES = ("anna", "berlin", "cork", "dora")
 ROUNDS = 4

@@ -13,6 +13,7 @@ import yaml
 from torch import Tensor
 
 from fl_lightning.engine.federation.data import FederatedData
+from fl_lightning.engine.sites.events import Message
 from fl_lightning.engine.sites.messages import one_line, pack, unpack_plain
 from fl_lightning.errors import ConfigurationError, TrainingError
 from fl_lightning.files import whole
@@ -250,12 +251,12 @@ def write_statistics(path: Path, data: FederatedData, told: Mapping[str, Statist
         part.write_text("\n".join(lines) + "\n" + body, encoding="utf-8")
 
 
-def pack_statistics(told: Statistics) -> bytes:
+def pack_statistics(told: Statistics) -> Message:
     """Write what a site tells of its data."""
-    return pack({"kind": KIND, **asdict(told)}, {})
+    return pack({"kind": KIND, **asdict(told)})
 
 
-def unpack_statistics(message: bytes) -> Statistics:
+def unpack_statistics(message: Message) -> Statistics:
     """Read what a site tells of its data.
 
     Raises:

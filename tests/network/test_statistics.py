@@ -17,7 +17,7 @@ from fl_lightning.datamodules import ImageFolder, Table, Tensors
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.sites.facts import Facts
 from fl_lightning.engine.sites.messages import pack
-from fl_lightning.engine.sites.statistics import (
+from fl_lightning.network.statistics import (
     KIND,
     Statistics,
     combine,
