@@ -149,6 +149,7 @@ class PersonalEvaluation(Monitor):
         ),
     )
     streams = True
+    needs_each_client = "compares the metrics of single clients"
     stacks = True
 
     def __init__(self, every: int = 1) -> None:

@@ -33,6 +33,7 @@ class FedProto(FeatureRule):
     """
 
     streams = True
+    needs_each_client = "takes the prototypes of each client"
     broadcasts = ("prototypes",)
 
     def __init__(self, lam: float = 1.0, layer: str | None = None) -> None:

@@ -68,6 +68,7 @@ class ClientDP(PrivateRule):
         Metric("privacy/clip", "Norm to which updates are clipped", "S, with an adaptive clip.", panel="adaptive clip"),
     )
     streams = True
+    needs_each_client = "reads the norms of single updates"
     steps_alone = True
     may_read = frozenset({"examples"})  # what a client learns from its examples is in its update
 

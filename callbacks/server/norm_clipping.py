@@ -34,6 +34,7 @@ class NormClipping(FederatedCallback):
 
     settles = frozenset({"updates"})
     streams = True
+    needs_each_client = "reads the norms of single updates"
 
     def __init__(self, threshold: float | None = None) -> None:
         if threshold is not None and not threshold > 0:

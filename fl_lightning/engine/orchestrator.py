@@ -48,6 +48,8 @@ from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.engine.same_start import check_start, start_alike
 from fl_lightning.engine.sites.elsewhere import Elsewhere
 from fl_lightning.engine.sites.messages import Incoming
+from fl_lightning.engine.sites.secure.summed import SummedElsewhere
+from fl_lightning.engine.sites.secure.sums import check_secure, has_scaler
 from fl_lightning.engine.sites.site import Outbox, Site
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.engine.states.disk import FOLDER, DiskState, client_bytes
@@ -248,6 +250,8 @@ class FederatedOrchestrator(ClientHost):
             checks.check_data(self.data, self.trainer.max_epochs)
             if self.sites is not None:
                 checks.check_at_sites(federated(self.trainer), self.trainer.world_size, self.clients_at_once)
+                if self.sites.fit:
+                    check_secure(federated(self.trainer), self.arguments, self.sites.clients, has_scaler(self.trainer))
 
     def _order_memory(self) -> None:
         if self.channels_last:
@@ -285,7 +289,7 @@ class FederatedOrchestrator(ClientHost):
         saved_way = self._saved.get("clients_at_once")
         training: ClientTraining
         if self.sites is not None:
-            training = Elsewhere(self, self.sites)
+            training = SummedElsewhere(self, self.sites) if self.sites.fit else Elsewhere(self, self.sites)
         elif hooks.at_site:
             training = alone
         else:
@@ -383,6 +387,15 @@ class FederatedOrchestrator(ClientHost):
             ConfigurationError: no fit is going on.
         """
         return self._fit_now.training
+
+    @property
+    def policy(self) -> Policy:
+        """Where the updates of a round lie, and how they count, while a fit lasts.
+
+        Raises:
+            ConfigurationError: no fit is going on.
+        """
+        return self._fit_now.policy
 
     @property
     @override
@@ -500,7 +513,10 @@ class FederatedOrchestrator(ClientHost):
         """Leave the global model as it is after a round without an update."""
         counts = round.turnout.counts
         reason = "its only client is left out"
-        if not counts["arrived"]:
+        if round.skipped and fit.skipped + 1 < self.data.num_with_data:
+            reason = round.skipped
+            fit.skipped += 1
+        elif not counts["arrived"]:
             reason = "no update arrives ({selected} selected, {dropped} dropped out, {late} late)".format(**counts)
         elif counts["arrived"] > 1 or fit.skipped + 1 >= self.data.num_with_data:
             raise round.without_update()

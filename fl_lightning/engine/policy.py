@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, nan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from fl_lightning.engine.rules.callback import WEIGHT_HOOKS, FederatedCallback, Monitor, streams
 from fl_lightning.engine.rules.hooks import checked_hook
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.engine.updates.cohort import Cohort
+from fl_lightning.engine.updates.cohort import ClientResult, Cohort
 from fl_lightning.engine.updates.store import Store
+from fl_lightning.engine.updates.updates import Summed
 
 STREAM_ABOVE = 256 << 20  # bytes of updates in memory above which a device sums them as they arrive, if the rules allow
 
@@ -90,3 +91,14 @@ class Policy:
         for rule in self._rules:
             weights = checked_hook(rule, "stream_weights")(self._orchestrator, cohort, weights)
         return weights
+
+    def shares_of_sizes(self, sizes: Sequence[int]) -> Tensor:
+        """Compute the weights (N,) of all clients in the sum, which are to follow from their numbers of examples alone.
+
+        Raises:
+            ConfigurationError: a rule reads single updates for the weights.
+        """
+        orchestrator = self._orchestrator
+        results = [ClientResult(client, size, 0, nan, 0.0) for client, size in enumerate(sizes)]
+        nothing_known = Summed(self.store.columns)
+        return self.shares(Cohort.collect(orchestrator.round, orchestrator.params, nothing_known, results))

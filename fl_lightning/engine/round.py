@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, Protocol
 
@@ -38,6 +38,8 @@ class Outgoing:
         factors: factors on the client's learning rates; None for 1.
         loss_scale: scale and growth tracker of the GradScaler; None without one.
         states: tensors of the rules' states, by the rule's ``state_key`` and the tensor's name.
+        together: what each site of the set shows to the others whose answers are summed, by the site's name; empty
+            where the server gets single updates.
     """
 
     client: int
@@ -47,6 +49,7 @@ class Outgoing:
     factors: Factors
     loss_scale: tuple[float, int] | None
     states: Mapping[str, Mapping[str, Tensor]]
+    together: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 class ClientsRound(Protocol):
@@ -86,6 +89,7 @@ class Round:
     Attributes:
         trained: number of this device's clients that have trained so far, those that failed included.
         late: number of clients whose sites have not answered in time.
+        skipped: why the round has no sum, though clients have answered; empty if it may have one.
         failures: messages about the clients that are left out; the first with its error, since errors hold what they
             passed.
     """
@@ -107,6 +111,7 @@ class Round:
         self.turnout = turnout
         self.trained = 0
         self.late = 0
+        self.skipped = ""
         self.failures: list[tuple[str, Exception | None]] = []
         self._policy = policy
         self._hooks = hooks
@@ -150,6 +155,18 @@ class Round:
         self._unread.append(torch.stack([signs, bad, losses]))
         self.trained += len(results)
         self.tell_failures()
+
+    def take_sum(self, update: Tensor, weights: Tensor, results: Sequence[ClientResult]) -> None:
+        """Take in the weighted mean (P,) of the updates of k clients, in place of their models.
+
+        Args:
+            update: the mean.
+            weights: (k,) the clients' weights in it.
+            results: the values beside the update.
+        """
+        self._summed = Summed.of(self._policy.store.columns, update, weights)
+        self._added = list(results)
+        self.trained += len(results)
 
     def leave_out(self, client: int, reason: str, error: Exception | None = None, speaks: bool = True) -> None:
         """Leave out a client whose training has failed.

@@ -24,6 +24,8 @@ from fl_lightning.engine.federation.batches import CPU
 from fl_lightning.engine.rules.callback import FederatedCallback, federated
 from fl_lightning.engine.sites.data import RemoteData, SiteData
 from fl_lightning.engine.sites.facts import Facts, Start, Welcome, buffer_lines, sizes_of
+from fl_lightning.engine.sites.secure.masks import Identity, SiteMasks
+from fl_lightning.engine.sites.secure.sums import check_secure, has_scaler
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.errors import ConfigurationError
@@ -64,6 +66,8 @@ class _NetworkCLI(FederatedCLI):
         named = compared(self.written_config)
         named["network.sites"] = self.network.sites
         named["network.dealt"] = self.network.dealt
+        if self.network.secure_aggregation:
+            named["network.secure_aggregation"] = True
         named["the module's parameters and buffers"] = hashlib.sha256(json.dumps(forms).encode()).hexdigest()[:16]
         named["version of fl-lightning"] = version("fl-lightning")
         plain: dict[str, Any] = json.loads(json.dumps(named, default=str))
@@ -95,12 +99,15 @@ class ServeCLI(_NetworkCLI):
         trainer = self.trainer
         # What cannot be at sites is refused before these are waited for.
         check_at_sites(federated(trainer), trainer.world_size, self.model.clients_at_once)
+        clients = {site: [client] for client, site in enumerate(network.sites)}
+        if network.secure_aggregation:
+            check_secure(federated(trainer), self.model.arguments, clients, has_scaler(trainer))
         folder = Path(self.folder.log_dir)
         known = _read_facts(folder, network.sites)
         with GrpcServer(server_kit(Path(network.kit)), network.sites, self.message_limit) as carrier:
             sites = Sites(
                 carrier,
-                {site: [client] for client, site in enumerate(network.sites)},
+                clients,
                 self.told_settings,
                 network.deadline,
                 network.min_clients,
@@ -108,6 +115,7 @@ class ServeCLI(_NetworkCLI):
                 network.max_examples,
                 say=lambda line: self._say(line, self.trainer),
                 stops=lambda: bool(self.stopping.stopped_by),
+                secure=network.secure_aggregation,
             )
             self._say(f"waiting for {', '.join(network.sites)}", self.trainer)
             try:
@@ -169,7 +177,7 @@ class JoinCLI(_NetworkCLI):
         row = _row_of(client, own.num_clients, network)
         welcome = Welcome(self._name, [Facts.of(own, client, row)], self.told_settings)
         if self._dry:
-            print(_would_send(welcome, self.model.client))
+            print(_would_send(welcome, self.model.client, network.secure_aggregation))
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         print(f"{self._name}: client {client}, {counted(welcome.facts[0].size, 'training example')}", flush=True)
@@ -181,7 +189,12 @@ class JoinCLI(_NetworkCLI):
             start = self._come(connection, welcome)
             say("the server has let this site in")
             self.datamodule = SiteData(own, {client: row}, sizes_of(start), network.sites)
-            site = Site(connection, welcome, self._folder / "kept", say)
+            veil = None
+            if network.secure_aggregation:
+                identity = Identity(kit.certificate, kit.key, kit.authority)
+                veil = SiteMasks(self._name, network.sites, identity, network.deadline, say)
+                veil.start(start.fit, start.sizes)
+            site = Site(connection, welcome, self._folder / "kept", say, veil)
             self.trainer.callbacks += [_Stopping(), site]  # type: ignore[attr-defined]  # set outside Trainer.__init__
             command()
         say("the server has no more rounds")
@@ -224,10 +237,22 @@ def _row_of(client: int, found: int, network: Network) -> int:
     )
 
 
-def _would_send(welcome: Welcome, module: LightningModule) -> str:
+SINGLE = (
+    "its model or update, {params:,} numbers at most, and the buffers below; the numbers of its examples and steps, "
+    "its mean training loss, the metrics that the module and the rules log on clients, and the vectors that rules send"
+)
+HIDDEN = (
+    "its update, {params:,} numbers, the changes of the buffers below, its mean training loss and metrics, all "
+    "hidden: the server gets the sum over three sites at least; in the open: the metrics' names, the numbers of "
+    "batches that BatchNorm counts, and which values stay at the site"
+)
+
+
+def _would_send(welcome: Welcome, module: LightningModule, secure: bool) -> str:
     """Say what a site sends."""
-    (facts,) = welcome.facts
     params = sum(value.numel() for value in module.parameters())
+    each_round = (HIDDEN if secure else SINGLE).format(params=params)
+    (facts,) = welcome.facts
     counts = "no numbers by class" if facts.class_counts is None else f"{list(facts.class_counts)} of them by class"
     return "\n".join(
         [
@@ -235,10 +260,9 @@ def _would_send(welcome: Welcome, module: LightningModule) -> str:
             f"- when it comes: its name; {facts.size:,} training examples, {counts}; the classes' names "
             f"({', '.join(facts.class_names or ()) or 'none'}); a hash of the data ({facts.fingerprint})",
             f"- mean and standard deviation that scale inputs, which must be those of all sites: {facts.scaling}",
-            f"- in each round: its model or update, {params:,} numbers at most, and the buffers below; the numbers "
-            "of its examples and steps, its mean training loss, the metrics that the module and the rules log on "
-            "clients, and the vectors that rules send; of an error, its type and the class that raised it",
+            f"- in each round: {each_round}",
             *(f"    buffer {line}" for line in buffer_lines(module)),
+            "- of an error, its type and the class that raised it",
             "- when it comes, these settings, too, which must be the server's (and those that are null or false):",
             *(f"    {name}: {json.dumps(value)}" for name, value in welcome.settings.items() if value),
         ]

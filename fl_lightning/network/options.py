@@ -41,6 +41,9 @@ class Network:
         max_examples: largest number of training examples that a site may tell of, which is its weight; null for no
             limit.
         server_data: whether the server has data of its own: test and proxy sets. Its training examples are not used.
+        secure_aggregation: whether sites hide what they send from the server, which gets the sum over three sites at
+            least; the same everywhere. What reads single updates is refused, and a round in which a site fails is
+            skipped.
     """
 
     kit: str
@@ -50,6 +53,7 @@ class Network:
     dealt: bool = False
     max_examples: int | None = None
     server_data: bool = True
+    secure_aggregation: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(1, **{"network.min_clients": self.min_clients})

@@ -78,6 +78,25 @@ def test_a_run_over_grpc_has_the_bits_of_a_run_here(kits: Path, there: Path) -> 
     assert [facts["client"] for facts in told["facts"]] == [0, 1, 2]
 
 
+@pytest.mark.slow
+def test_a_secure_run_over_grpc_is_that_of_a_run_here_but_for_rounding(kits: Path, there: Path) -> None:
+    """Three sites that hide their updates; the server takes their sum."""
+    secure = [*DEALT, "--trainer.callbacks", "[FedAvgM]", "--network.secure_aggregation", "true"]
+    with joined(kits, *secure) as sites:
+        served = process(*["serve", *RUN, *NAMES, *secure, "--network.kit", kits / "server", "--experiment", "served"])
+        assert served.returncode == 0, served.stderr
+        for site in sites:
+            said, _ = site.communicate(timeout=60)
+            assert (site.returncode, said.splitlines()[-1]) == (0, "the server has no more rounds")
+            assert re.search(r"sums with \w+ \([0-9a-f]{16}\), \w+ \([0-9a-f]{16}\): the beginnings of", said)
+    plain = ["--trainer.callbacks", "[FedAvgM]", "--trainer.devices", "1"]
+    assert run("fit", *RUN, *plain, "--experiment", "here").status == 0
+    folders = [Path(f"runs/{name}/version_0/checkpoints/last.ckpt") for name in ("here", "served")]
+    weights = [torch.load(path, weights_only=False)["state_dict"] for path in folders]
+    for name, value in weights[0].items():
+        torch.testing.assert_close(weights[1][name], value, rtol=1e-5, atol=1e-6)
+
+
 def test_a_dry_run_says_what_would_be_sent(kits: Path, there: Path) -> None:
     said = run("join", *RUN, *NAMES, *DEALT, "--network.kit", kits / "berlin", "--dry_run")
     assert said.status == 0

@@ -31,3 +31,30 @@ def test_what_needs_one_machine_is_refused_at_once(
     said = capsys.readouterr().err
     assert said.startswith(f"fl-lightning: error: {told}")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("", "GradientHarmonization reads single updates, but secure aggregation gives the server the sum over all"),
+        ("--trainer.callbacks=[FedNova]", "FedNova reads the steps of each client, but secure aggregation gives"),
+        (
+            "--trainer.callbacks=[FedAvg] --model.max_update_norm 3",
+            "model.max_update_norm 3.0 compares the norms of single updates",
+        ),
+        (
+            "--trainer.callbacks=[FedAvg] --network.sites [anna,berlin] --data.num_clients 2",
+            "secure aggregation sums over at least 3 sites, got 2",
+        ),
+    ],
+)
+def test_what_needs_single_updates_is_refused_at_once(
+    options: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = "serve --config digits_gh.yaml --network.kit no_kit --network.sites [anna,berlin,cork]"
+    secure = "--data.num_clients 3 --network.secure_aggregation true"
+    assert main([*arguments.split(), *secure.split(), *options.split()]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"fl-lightning: error: {told}")
+    assert said.count("\n") == 1

@@ -81,6 +81,10 @@ class FederatedCallback(Callback):
     #: server"; a run whose clients do is refused at the start. None for a callback that can.
     needs_one_machine: ClassVar[str | None] = None
 
+    #: Why the callback cannot act where the server learns the sum of the clients' updates alone, though it streams and
+    #: reads nothing else, such as "reads the norms of single updates"; None for a callback that can.
+    needs_each_client: ClassVar[str | None] = None
+
     #: What the server hooks read of clients besides updates and numbers of examples, all of which has no noise where
     #: clients add noise to their updates; "examples" if client hooks learn from a client's examples beside its local
     #: steps. Private rules refuse what their ε does not cover, and a rule of yours that does not set this attribute.

@@ -24,6 +24,7 @@ from fl_lightning.engine.sites.messages import (
 )
 from fl_lightning.errors import ConfigurationError, TrainingError
 
+SHOWN = 20_000  # largest number of characters of what a site shows to others
 WELCOME, START, READY, END = "welcome", "start", "ready", "end"  # kinds of a message; answers for a round have none
 
 
@@ -89,11 +90,13 @@ class Start:
         sizes: (N,) numbers of training examples of all clients; none yet where the site is refused.
         settings: the settings of the server's config that affect results, by dotted names.
         reason: why the site is refused; empty if it is not.
+        fit: the name of the fit, where the sites hide their answers from the server by masks; else empty.
     """
 
     sizes: Sequence[int] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
+    fit: str = ""
 
 
 def pack_told(told: Welcome | Start) -> Message:
@@ -102,9 +105,21 @@ def pack_told(told: Welcome | Start) -> Message:
     return pack({"kind": kind, **asdict(told)})
 
 
-def pack_ready() -> Message:
-    """Write that a site can train from now on."""
-    return pack({"kind": READY})
+def pack_ready(shown: Mapping[str, str] | None = None) -> Message:
+    """Write that a site can train from now on, and what it shows to others with which it hides answers."""
+    return pack({"kind": READY, "shown": dict(shown or {})})
+
+
+def unpack_ready(message: Message) -> dict[str, str]:
+    """Read what a site shows to others, which they check.
+
+    Raises:
+        TrainingError: the message is another one.
+    """
+    shown = _plain(message, READY).get("shown")
+    if not isinstance(shown, dict) or sum(len(str(value)) for value in shown.values()) > SHOWN:
+        raise TrainingError("expected the public key of a site, got something else, or more")
+    return shown
 
 
 def pack_end(reason: str) -> Message:
@@ -169,7 +184,7 @@ def unpack_start(message: Message) -> Start:
     try:
         if not all(map(is_count, plain["sizes"])):
             raise TypeError(f"expected sizes from 0 to {LARGEST:,}")
-        return Start(list(plain["sizes"]), dict(plain["settings"]), one_line(plain["reason"]))
+        return Start(list(plain["sizes"]), dict(plain["settings"]), one_line(plain["reason"]), one_line(plain["fit"]))
     except (KeyError, TypeError, ValueError) as error:
         raise TrainingError(f"expected a server's start, got another: {one_line(error)}") from error
 

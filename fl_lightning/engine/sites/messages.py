@@ -59,6 +59,7 @@ class Incoming:
         model: (P,) the client's model, or its update; None for a client that is left out.
         less: whether ``model`` is an update.
         reason: why the client is left out; empty for one that is not.
+        told: what is told in the open where ``model`` has the words of a sum; None where it is a model or an update.
     """
 
     client: int
@@ -67,6 +68,7 @@ class Incoming:
     model: Tensor | None = None
     less: bool = False
     reason: str = ""
+    told: Mapping[str, Any] | None = None
 
 
 def pack(plain: Mapping[str, Any], *bodies: bytes) -> Message:
@@ -134,7 +136,7 @@ def pack_outgoing(outgoing: Outgoing, params: bytes, known: Buffers = ()) -> Mes
     keys = list(outgoing.states)
     for number, key in enumerate(keys):
         tensors |= {f"states/{number}/{name}": value for name, value in outgoing.states[key].items()}
-    plain = {name: getattr(outgoing, name) for name in ("client", "number", "factors", "loss_scale")}
+    plain = {name: getattr(outgoing, name) for name in ("client", "number", "factors", "loss_scale", "together")}
     return pack({**plain, "states": keys, "buffers": marks}, pack_tensors(tensors), params)
 
 
@@ -164,6 +166,7 @@ def _outgoing(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], known: Bu
         factors=plain["factors"],
         loss_scale=_loss_scale(plain["loss_scale"]),
         states=states,
+        together=dict(plain["together"]),
     )
 
 
@@ -171,6 +174,8 @@ def pack_incoming(incoming: Incoming, known: Buffers = ()) -> Message:
     """Write what comes back for a client, without the buffers that are ``known`` to the server, which has sent them."""
     plain = {name: getattr(incoming, name) for name in ("client", "number", "less", "reason")}
     result = incoming.result
+    if incoming.told is not None and incoming.model is not None:
+        return pack({**plain, "told": incoming.told}, pack_tensors({"model": incoming.model}))
     if result is None or incoming.model is None:
         return pack(plain)
     plain["result"] = {own.name: getattr(result, own.name) for own in fields(result) if own.name not in TENSORS}
@@ -202,6 +207,8 @@ def unpack_incoming(message: Message, known: Callable[[int], Buffers] = lambda c
 
 def _incoming(plain: Mapping[str, Any], tensors: Mapping[str, Tensor], known: Callable[[int], Buffers]) -> Incoming:
     client, number = _numbers(plain)
+    if "told" in plain:
+        return Incoming(client, number, model=tensors["model"], told=dict(plain["told"]))
     if "result" not in plain:
         return Incoming(client, number, reason=one_line(plain["reason"]))
     result = replace(
@@ -432,7 +439,7 @@ class Expected:
                     fits_round = 0 <= int(new) <= int(old) + BATCHES
                     expect(fits_round, f"{name} to count {BATCHES:,} batches more at most", int(new))
         self._check_vectors(result.vectors)
-        self._check_names(result)
+        self.check_names(result)
 
     def _check_model(self, params: Tensor, buffers: Buffers) -> None:
         """Refuse a model (P,) with buffers that has another form than this machine's."""
@@ -455,7 +462,7 @@ class Expected:
             expect(fits, f"the vector {name} to be {form_of(form)}", form_of(vector))
             expect(vector is None or bool(vector.isfinite().all()), f"finite numbers in the vector {name}", "others")
 
-    def _check_names(self, result: ClientResult) -> None:
+    def check_names(self, result: ClientResult) -> None:
         """Refuse names that are no names, or the server's own, or that grow in number from round to round."""
         words = f"names of metrics that begin with a letter or digit, of {NAME} printable characters at most"
         own = [

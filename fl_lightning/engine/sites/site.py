@@ -32,6 +32,7 @@ from fl_lightning.engine.sites.facts import (
 )
 from fl_lightning.engine.sites.kept import Kept
 from fl_lightning.engine.sites.messages import Expected, Incoming, pack_incoming, unpack_outgoing
+from fl_lightning.engine.sites.secure.sums import Veil, answer_for_sum
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import ConfigurationError, TrainingError
@@ -136,6 +137,7 @@ class Site(Callback):
         welcome: what the site says when it comes again.
         folder: the site's own folder, of what stays here.
         say: is called with a line for each client that has trained.
+        veil: hides the answers from the server, which gets their sum; None for a server that gets single ones.
     """
 
     def __init__(
@@ -144,8 +146,10 @@ class Site(Callback):
         welcome: Welcome,
         folder: Path,
         say: Callable[[str], None] = lambda line: None,
+        veil: Veil | None = None,
     ) -> None:
         self._say = say
+        self._veil = veil
         self._connection = connection
         self._welcome = welcome
         self._kept = Kept(folder)
@@ -163,7 +167,7 @@ class Site(Callback):
         self._known = ()
         reason = None
         try:
-            self._connection.send(pack_ready())
+            self._connection.send(pack_ready(None if self._veil is None else self._veil.shown))
             while (message := self._connection.receive()) is not None:
                 if kind_of(message) == END:
                     reason = f"the server has ended before its last round: {unpack_end(message)}"
@@ -187,6 +191,8 @@ class Site(Callback):
                     f"expected the server to know {server.data.sizes.tolist()} training examples, as when the run "
                     f"began, got {list(start.sizes)}: it has begun another run; join anew"
                 )
+            if self._veil is not None:
+                self._veil.start(start.fit, start.sizes)
             self._say("the server has let this site in again")
             return
 
@@ -197,15 +203,37 @@ class Site(Callback):
         if not server.data.has_examples(asked.client):
             raise TrainingError(f"the server asks for client {asked.client}, whose data are not at this site")
         self._expected.check_outgoing(asked)
+        if self._veil is not None and (refusal := self._veil.begin(asked)):
+            self._refuse(asked, refusal)
+            return
         try:
             answer = self._keep(server.train_at_site(self._with_kept(asked)))
             self._expected.check_leaving(answer)
+            hidden = answer if self._veil is None else self._hide(self._veil, answer, asked, server)
         except Exception as error:
             self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=named_error(error))))
             raise
-        self._connection.send(pack_incoming(answer, asked.buffers))
+        if hidden is None:
+            return
+        self._connection.send(pack_incoming(hidden, asked.buffers))
         if answer.result is not None:
             self._say(f"round {asked.number}: trained, train/loss {answer.result.loss:.4f}")
+
+    def _hide(self, veil: Veil, answer: Incoming, asked: Outgoing, server: Any) -> Incoming | None:
+        """Turn an answer into a summand that says nothing alone; return None where it cannot be summed."""
+        try:
+            summand = answer_for_sum(answer, asked, server, self._say)
+            if summand.model is not None:
+                veil.hide(summand.model, asked)
+            return summand
+        except TrainingError as error:
+            self._refuse(asked, str(error), "its numbers cannot be summed")
+            return None
+
+    def _refuse(self, asked: Outgoing, reason: str, told: str = "") -> None:
+        """Tell the server that this site does not answer for a round; ``told`` is the reason without any number."""
+        warnings.warn(f"round {asked.number}: no answer is sent: {reason}", stacklevel=2)
+        self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=told or reason)))
 
     def _with_kept(self, asked: Outgoing) -> Outgoing:
         """Put what stays here in the place of the server's marks."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from time import monotonic
 from typing import Any, Protocol
@@ -22,9 +23,11 @@ from fl_lightning.engine.sites.facts import (
     kind_of,
     pack_end,
     pack_told,
+    unpack_ready,
     unpack_welcome,
 )
 from fl_lightning.engine.sites.messages import one_line
+from fl_lightning.engine.sites.secure.fixed import LEAST
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 LOOK = 0.5  # seconds between two looks whether the run is asked to stop
@@ -70,11 +73,13 @@ class _Place:
         clients: the ids of the site's clients.
         stage: how far the site has come.
         known: the buffers that the site was sent last.
+        shown: what the site shows to others with which it hides its answers.
     """
 
     clients: Sequence[int]
     stage: Stage = Stage.AWAY
     known: Buffers = ()
+    shown: Mapping[str, str] = field(default_factory=dict)
 
 
 class Sites:
@@ -93,8 +98,11 @@ class Sites:
         max_examples: largest number of training examples of a site; None for no limit.
         say: is called with a line for each site that comes or goes.
         stops: tells whether the run is asked to stop, upon which nothing is waited for.
+        secure: whether the sites hide their answers from the server by masks, which are gone from their sum.
 
     Attributes:
+        clients: the ids of each site's clients, by the site's name.
+        fit: the name of this fit for the sites' keys; empty where they hide nothing.
         carrier: carries the messages.
         deadline: seconds after which a round goes on without those that have not answered; None to wait for all.
         min_clients: number of clients without which no round begins or ends.
@@ -112,10 +120,13 @@ class Sites:
         max_examples: int | None = None,
         say: Callable[[str], None] = lambda line: None,
         stops: Callable[[], bool] = lambda: False,
+        secure: bool = False,
     ) -> None:
+        self.clients = clients
+        self.fit = secrets.token_hex(8) if secure else ""
         self.carrier = carrier
         self.deadline = deadline
-        self.min_clients = min_clients
+        self.min_clients = min(max(min_clients, LEAST), sum(map(len, clients.values()))) if secure else min_clients
         self.facts = dict(facts or {})
         self._places = {site: _Place(own) for site, own in clients.items()}
         self._site_of = {client: site for site, own in clients.items() for client in own}
@@ -135,6 +146,10 @@ class Sites:
     def known_at(self, client: int) -> Buffers:
         """Return the buffers that a client's site was sent last; none if it has come since."""
         return self._places[self._site_of[client]].known
+
+    def shown_by(self, clients: Collection[int]) -> dict[str, Mapping[str, str]]:
+        """Return what the sites of clients show to one another, by the sites' names."""
+        return {self._site_of[client]: self._places[self._site_of[client]].shown for client in clients}
 
     def note_known(self, client: int, buffers: Buffers) -> None:
         """Note which buffers a client's site has been sent."""
@@ -157,7 +172,7 @@ class Sites:
         while len(self.facts) < len(self._site_of) or self._count(self._at_least(Stage.LET_IN)) < self.min_clients:
             self._next(None)
         sizes = [self.facts[client].size for client in sorted(self.facts)]
-        self._start = pack_told(Start(sizes, self._settings))
+        self._start = pack_told(Start(sizes, self._settings, fit=self.fit))
         for site in self._at_least(Stage.LET_IN):
             self._tell(site, self._start)
         end = None if self.deadline is None else monotonic() + self.deadline
@@ -272,6 +287,11 @@ class Sites:
             return Answered(site, heard.message)
         place = self._places[site]
         if place.stage is not Stage.LET_IN:
+            return None
+        try:
+            place.shown = unpack_ready(heard.message)
+        except TrainingError as error:
+            warnings.warn(f"site {site} is not taken in: {error}", stacklevel=2)
             return None
         place.stage = Stage.THERE
         return Came(site)

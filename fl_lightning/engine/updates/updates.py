@@ -232,6 +232,15 @@ class Summed:
         self._total = torch.zeros(0)
         self._unit = 0.0  # that of the first share that is not zero
 
+    @classmethod
+    def of(cls, columns: Columns, mean: Tensor, shares: Tensor) -> Summed:
+        """Make the sum of updates of which only the mean (P,) is known, weighted by their shares (K,)."""
+        summed = cls(columns)
+        summed.shares = shares
+        summed._total = mean[columns.own]
+        summed._unit = float(shares.sum())
+        return summed
+
     def take_in(self, updates: Updates, shares: Tensor) -> None:
         """Add the updates of some more clients, in the clients' order, each times its share (k,)."""
         first = first_above(shares, 0.0)
