@@ -25,6 +25,7 @@ from fl_lightning.engine.sites.messages import (
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 SHOWN = 20_000  # largest number of characters of what a site shows to others
+LEAST = 3  # sites whose numbers are summed: of two, each knows the other's number from the sum
 WELCOME, START, READY, END = "welcome", "start", "ready", "end"  # kinds of a message; answers for a round have none
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.sites.events import Answered, Came, Gone, Heard, Message
 from fl_lightning.engine.sites.facts import (
+    LEAST,
     READY,
     WELCOME,
     Facts,
@@ -27,7 +28,6 @@ from fl_lightning.engine.sites.facts import (
     unpack_welcome,
 )
 from fl_lightning.engine.sites.messages import one_line
-from fl_lightning.engine.sites.secure.fixed import LEAST
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 LOOK = 0.5  # seconds between two looks whether the run is asked to stop

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fl_lightning.errors import TrainingError
 
-LEAST = 3  # sites whose numbers are summed: of two, each knows the other's number from the sum
 LARGEST = 2.0**20  # largest size of a number that clients sum: an entry of an update, a change of a buffer, a metric
 BITS = 62  # of the largest sum: an int64 holds twice as much
 BLOCK = 1 << 20  # numbers that are encoded at a time

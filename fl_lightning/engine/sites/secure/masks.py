@@ -23,7 +23,7 @@ from cryptography.x509.oid import NameOID
 from torch import Tensor
 
 from fl_lightning.engine.round import Outgoing
-from fl_lightning.engine.sites.secure.fixed import LEAST
+from fl_lightning.engine.sites.facts import LEAST
 from fl_lightning.errors import ConfigurationError, TrainingError
 
 PROTOCOL = "fl-lightning secure aggregation 1"

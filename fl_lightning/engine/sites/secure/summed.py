@@ -11,8 +11,8 @@ from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.sites.elsewhere import Elsewhere
 from fl_lightning.engine.sites.events import Answered, Came, Gone
+from fl_lightning.engine.sites.facts import LEAST
 from fl_lightning.engine.sites.messages import Expected, pack_outgoing, pack_tensors, unpack_incoming
-from fl_lightning.engine.sites.secure.fixed import LEAST
 from fl_lightning.engine.sites.secure.sums import Sum
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.errors import TrainingError

@@ -17,8 +17,9 @@ from fl_lightning.engine.policy import Policy
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.callback import SERVER_HOOKS, FederatedCallback, Monitor, overrides, streams
 from fl_lightning.engine.rules.declared import stands
+from fl_lightning.engine.sites.facts import LEAST
 from fl_lightning.engine.sites.messages import NAMES, Incoming, one_line
-from fl_lightning.engine.sites.secure.fixed import LEAST, FixedPoint
+from fl_lightning.engine.sites.secure.fixed import FixedPoint
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import ConfigurationError, TrainingError
