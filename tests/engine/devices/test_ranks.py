@@ -13,6 +13,8 @@ import torch
 from lib.command import HANG, TINY, fit
 from lib.resumed import assert_same
 
+from fl_lightning.engine.devices.strategy import ClientParallelStrategy
+
 OWN = """
 import os, signal, time
 from pathlib import Path
@@ -122,7 +124,7 @@ def test_trouble_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wh
 def test_rank_0_ends_before_the_ranks_have_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(TINY)
-    more = ["--trainer.strategy", "ClientParallelStrategy"]
+    more = ["--trainer.strategy", ClientParallelStrategy.strategy_name]
     command = [str(Path(sys.executable).with_name("fl-lightning")), *FIT, *more]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     children: list[psutil.Process] = []
