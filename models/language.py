@@ -170,7 +170,15 @@ class TextTransformer(nn.Module):
     the last token takes that before the padding, whatever its number.
 
     Args:
-        model, settings, weights, rank, targets, freeze, pad, frozen_dtype, checkpointing: as for :class:`CausalLM`.
+        model: as for :class:`CausalLM`.
+        settings: as for :class:`CausalLM`.
+        weights: as for :class:`CausalLM`.
+        rank: as for :class:`CausalLM`.
+        targets: as for :class:`CausalLM`.
+        freeze: as for :class:`CausalLM`.
+        pad: as for :class:`CausalLM`.
+        frozen_dtype: as for :class:`CausalLM`.
+        checkpointing: as for :class:`CausalLM`.
         num_classes: number of outputs; the head that gives them is drawn at random, even with ``weights``.
         adapt: part of the network that trains. "full" trains all parameters, "head" the head, "lora" the head and thin
             matrices beside frozen weights.
