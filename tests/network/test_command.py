@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,57 @@ def joined(kits: Path, *options: str) -> Iterator[list["subprocess.Popen[str]"]]
             site.wait()
 
 
+def assert_as_here(over: Path, *options: str) -> None:
+    """Compare a run over a network with one here: its metrics byte for byte, its weights bit for bit."""
+    assert run("fit", *options, "--experiment", "here", "--trainer.devices", "1").status == 0
+    here = Path("runs/here/version_0")
+    assert (over / "metrics.csv").read_bytes() == (here / "metrics.csv").read_bytes()
+    weights = [torch.load(run / "checkpoints/last.ckpt", weights_only=False)["state_dict"] for run in (here, over)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, value in weights[0].items():
+        assert torch.equal(weights[1][name], value), name
+
+
+def command_of(name: str, kit: Path, *options: str) -> list[str]:
+    program = str(Path(sys.executable).with_name("fl-lightning"))
+    return [program, name, *RUN, *NAMES, *DEALT, "--network.kit", str(kit), *options]
+
+
+def wait_for(text: str, file: Path) -> None:
+    """Wait until a process has said something."""
+    limit = time.monotonic() + 120
+    while not file.is_file() or text not in file.read_text():
+        assert time.monotonic() < limit, f"no {text} in {file.read_text()}"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_gets_its_round_again(kits: Path, there: Path) -> None:
+    """With all three sites needed, the round waits, and the run has the bits of one without the kill."""
+    long = ["--trainer.max_epochs", "40"]
+    started = []
+    said = Path("serve.txt")
+    try:
+        with said.open("w") as output:
+            serve = command_of("serve", kits / "server", *long, "--network.min_clients", "3", "--experiment", "served")
+            started.append(subprocess.Popen(serve, stdout=output, stderr=subprocess.STDOUT))
+        for site in SITES:
+            join = command_of("join", kits / site, *long, "--network.min_clients", "3")
+            started.append(subprocess.Popen(join, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        wait_for("round 3/40", said)
+        started[-1].kill()
+        started[-1].wait()
+        wait_for("waits for 1 more of the sites that are gone (cork), until its deadline", said)
+        started.append(subprocess.Popen(started[-1].args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        for place in (0, 1, 2, 4):
+            assert started[place].wait(180) == 0
+    finally:
+        for process_ in started:
+            process_.kill()
+            process_.wait()
+    assert_as_here(Path("runs/served/version_0"), *RUN, *long)
+
+
 def test_a_run_over_grpc_has_the_bits_of_a_run_here(kits: Path, there: Path) -> None:
     """Three sites over mutual TLS; each takes its own part of the digits."""
     with joined(kits, *DEALT) as sites:
@@ -66,13 +118,8 @@ def test_a_run_over_grpc_has_the_bits_of_a_run_here(kits: Path, there: Path) -> 
         for site in sites:
             said, _ = site.communicate(timeout=60)
             assert (site.returncode, said.splitlines()[-1]) == (0, "the server has no more rounds")
-    assert run("fit", *RUN, "--experiment", "here", "--trainer.devices", "1").status == 0
-    here, over = Path("runs/here/version_0"), Path("runs/served/version_0")
-    assert (over / "metrics.csv").read_bytes() == (here / "metrics.csv").read_bytes()
-    weights = [torch.load(run / "checkpoints/last.ckpt", weights_only=False)["state_dict"] for run in (here, over)]
-    assert weights[0].keys() == weights[1].keys()
-    for name, value in weights[0].items():
-        assert torch.equal(weights[1][name], value), name
+    over = Path("runs/served/version_0")
+    assert_as_here(over, *RUN)
     told = json.loads((over / "sites.json").read_text())
     assert told["sites"] == list(SITES)
     assert [facts["client"] for facts in told["facts"]] == [0, 1, 2]
