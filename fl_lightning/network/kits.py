@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.folder.yaml_text import read_yaml
 
 AUTHORITY = "authority"  # folder with the key that signs certificates, and name of its files
 SERVER = "server"
@@ -385,12 +386,12 @@ def _certificates_of(names: Sequence[str], out: Path) -> dict[int, str]:
 def _read_kit(folder: Path, role: str) -> Kit:
     path = folder / KIT
     try:
-        said = yaml.safe_load(path.read_bytes())
+        said = read_yaml(path, path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigurationError(
             f"expected a {role}'s kit in {folder}, got no file {path}: fl-lightning keys makes kits"
         ) from None
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, ConfigurationError):
         raise ConfigurationError(f"expected a {role}'s kit in {folder}, got a damaged {path}") from None
     if not isinstance(said, dict) or {name: type(value) for name, value in said.items()} != PLACE:
         raise ConfigurationError(f"expected a name, a host and a port (a number) in {path}, got other lines")

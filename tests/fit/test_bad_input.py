@@ -71,7 +71,8 @@ REFUSED = {  # by the classes, by libraries, by the machine, or by the first rou
     "data.num_clients=1443": r"num_clients must be at most 1442, the number of training examples, got 1443: lower it",
     "data.num_clients=10000000000000": r"num_clients must be at most 1442, ",
     "data.batch_size=0": r"batch_size .*must be at least 1, got 0",
-    "model.local_epochs=1.0e308": r"local_epochs must be at most 1000000, .*, got 1e\+308$",
+    "model.local_epochs=1.0e308": r"local_epochs must be positive and finite in float32, got 1e\+308$",
+    "model.local_epochs=1.0e30": r"local_epochs must be at most 1000000, .*, got 1e\+30$",
     "model.local_steps=1000001": r"local_steps must be at most 1000000, .*, got 1000001$",
     "model.local_lr_scheduler={class_path: torch.optim.lr_scheduler.OneCycleLR, init_args: {max_lr: 1}}": (
         "model.local_lr_scheduler: You must define either total_steps OR"

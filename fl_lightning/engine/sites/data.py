@@ -149,6 +149,8 @@ class RemoteData(_Placed):
         ConfigurationError: ``own`` draws the clients of a round itself.
     """
 
+    _loads: bool
+
     def __init__(
         self, own: FederatedData, facts: Sequence[Facts], names: Sequence[str] | None = None, loads: bool = True
     ) -> None:

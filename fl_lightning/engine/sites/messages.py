@@ -368,7 +368,7 @@ class Expected:
     def __init__(self, server: Any) -> None:
         self._server = server
         self._rules = {rule.state_key: rule for rule in federated(server.trainer)}
-        self._buffers = dict(zip(server.buffer_names, map(form_of, server.read_buffers()), strict=True))
+        self._buffer_forms = dict(zip(server.buffer_names, map(form_of, server.read_buffers()), strict=True))
         self._norms = {path for path, part in server.client.named_modules() if type(part) in NORMS}
         self._known: dict[int, set[str]] = defaultdict(set)  # the names that each client has sent
         self._sent: set[str] = {*server.trainer.callback_metrics}  # names of metrics that may have come from clients
@@ -430,7 +430,7 @@ class Expected:
             expect(fits(value), f"{name} to be {words}", repr(value)[:REASON])
         expect((result.loss_scale is None) == (asked.loss_scale is None), "a loss scale if asked", result.loss_scale)
         self._check_model(incoming.model, result.buffers)
-        for name, old, new in zip(self._buffers, asked.buffers, result.buffers, strict=True):
+        for name, old, new in zip(self._buffer_forms, asked.buffers, result.buffers, strict=True):
             layer, _, kind = name.rpartition(".")
             if layer in self._norms and old is not None and new is not None:
                 if kind == "running_var":
@@ -445,8 +445,8 @@ class Expected:
         """Refuse a model (P,) with buffers that has another form than this machine's."""
         form = form_of(self._server.params)
         expect(form_of(params) == form, f"the model to be {form}", form_of(params))
-        expect(len(buffers) == len(self._buffers), f"{len(self._buffers)} buffers", len(buffers))
-        for (name, form), value in zip(self._buffers.items(), buffers, strict=True):
+        expect(len(buffers) == len(self._buffer_forms), f"{len(self._buffer_forms)} buffers", len(buffers))
+        for (name, form), value in zip(self._buffer_forms.items(), buffers, strict=True):
             expect(form_of(value) == form, f"the buffer {name} to be {form}", form_of(value))
 
     def _check_vectors(self, vectors: Mapping[str, Tensor]) -> None:

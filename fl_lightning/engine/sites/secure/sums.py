@@ -11,14 +11,13 @@ from typing import Any, Literal, Protocol
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.engine.policy import Policy
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.callback import SERVER_HOOKS, FederatedCallback, Monitor, overrides, streams
 from fl_lightning.engine.rules.declared import stands
 from fl_lightning.engine.sites.facts import LEAST
-from fl_lightning.engine.sites.messages import NAMES, Incoming, one_line
+from fl_lightning.engine.sites.messages import NAMES, NORMS, Incoming, one_line
 from fl_lightning.engine.sites.secure.fixed import FixedPoint
 from fl_lightning.engine.states.sent import MARK
 from fl_lightning.engine.updates.cohort import ClientResult
@@ -161,7 +160,7 @@ def _counters(module: nn.Module) -> set[str]:
     """Name the integers in which normalizations of torch count batches."""
     names: set[str] = set()
     for path, part in module.named_modules():
-        if isinstance(part, _NormBase) and part.num_batches_tracked is not None:
+        if isinstance(part, NORMS) and part.num_batches_tracked is not None:
             names.add(f"{path}.{COUNTER}" if path else COUNTER)
     return names
 
@@ -373,7 +372,7 @@ class Sum:
         params = self._first.params
         size = params.numel()
         update = (layout.updates.decode(self._words[:size]) / float(weights.sum())).to(params)
-        buffers = self._buffers(self._words[size:-1], examples)
+        buffers = self._mean_buffers(self._words[size:-1], examples)
         metrics, shown, dropped = self._metrics(examples)
         loss = metrics.pop(LOSS, math.nan)
         results: list[ClientResult] = []
@@ -395,7 +394,7 @@ class Sum:
             )
         return Total(update, weights, results, dropped)
 
-    def _buffers(self, words: Tensor, examples: int) -> list[Tensor | None]:
+    def _mean_buffers(self, words: Tensor, examples: int) -> list[Tensor | None]:
         """Return the mean of each buffer that is averaged, the largest count, and all others as they were."""
         numbers = self._layout.others.decode(words) / examples
         merged: list[Tensor | None] = []
