@@ -2,7 +2,7 @@
 
 import re
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import PolicyBuilder, Store
 
+from fl_lightning.network import kits
 from fl_lightning.network.kits import Kit, make_kits, renew, revoke, revoked_serials, server_kit, site_kit
 
 DAY = timedelta(days=1)
@@ -58,6 +59,8 @@ def test_the_certificates_are_what_verifiers_of_the_web_take(tmp_path: Path) -> 
         assert certificate(kit).not_valid_before_utc < before
     authority = x509.load_pem_x509_certificate((tmp_path / "authority/authority.crt").read_bytes())
     assert timedelta(0) <= authority.not_valid_after_utc - before.replace(microsecond=0) - 3650 * DAY < HOUR
+    limits = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
+    assert limits == x509.BasicConstraints(ca=True, path_length=0), "it makes no other authorities"
     assert site_kit(tmp_path / "anna") == anna == Kit(tmp_path / "anna", "anna", "fl.example.org", 8003)
     assert server_kit(tmp_path / "server") == server
 
@@ -146,11 +149,26 @@ def test_a_server_elsewhere_is_none_of_these_kits(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-def test_no_certificate_outlives_its_authority(tmp_path: Path) -> None:
-    """Of 3650 days, both begin now; the site's, asked for a moment later, ends with the authority's."""
-    _, anna = make_kits(["anna"], "localhost", tmp_path, days=3650)
-    (authority,) = x509.load_pem_x509_certificates((tmp_path / "authority/authority.crt").read_bytes())
-    assert certificate(anna).not_valid_after_utc == authority.not_valid_after_utc
+def test_no_certificate_outlives_its_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 days; 730 are asked for. Then the authority makes no more."""
+    with monkeypatch.context() as patched:
+        patched.setattr(kits, "AUTHORITY_DAYS", 20)
+        make_kits(["anna"], "localhost", tmp_path, days=20)
+    (berlin,) = make_kits(["berlin"], None, tmp_path)
+    authority = x509.load_pem_x509_certificate(berlin.authority)
+    assert certificate(berlin).not_valid_after_utc == authority.not_valid_after_utc < datetime.now(UTC) + 20 * DAY
+    monkeypatch.setattr(kits, "datetime", InAMonth)
+    told = rf"authority has expired on {authority.not_valid_after_utc:%Y-%m-%d %H:%M} UTC: make all kits in a new"
+    with pytest.raises(ConfigurationError, match=told):
+        renew(["anna"], tmp_path)
+
+
+class InAMonth(datetime):
+    """A clock."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return datetime.now(tz) + 30 * DAY
 
 
 def test_a_renewal_keeps_the_authority_and_the_old_numbers_count(tmp_path: Path) -> None:
@@ -196,7 +214,7 @@ def test_what_is_revoked_is_every_number_until_now(tmp_path: Path) -> None:
     assert [re.sub("[0-9]", "0", line[40:]) for line in lines] == [", anna, 0000-00-00 00:00 UTC"] * 2
     assert [int(line[:40], 16) for line in lines] == [first, second]
     revoke(["anna"], tmp_path)
-    assert len(revoked_serials(server)) == 3
+    assert len((tmp_path / "server/revoked.txt").read_text().splitlines()) == 1 + len(revoked_serials(server)) == 4
 
 
 def test_a_server_elsewhere_gets_the_list_as_a_file(tmp_path: Path) -> None:
