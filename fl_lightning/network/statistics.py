@@ -95,7 +95,9 @@ def statistics_of(data: FederatedData, clients: Sequence[int], smallest: int = S
     by_client = data.class_counts()
     counts = [] if by_client is None else by_client[list(clients)].sum(0).tolist()
     names: Any = getattr(data, "class_names", None) or None
-    classes = None if names is None else [name if type(name) is int else str(name) for name in names]
+    classes: list[Class] | None = None
+    if names is not None:
+        classes = [name if type(name) is int else str(name) for name in names]
     columns: tuple[str, ...] = ()
     sums = Sums()
     for client in clients:
@@ -115,7 +117,9 @@ def told_counts(counts: Sequence[int], smallest: int) -> list[int | None]:
     >>> told_counts([40, 9], smallest=5)
     [40, 9]
     """
-    told: list[int | None] = [count if count >= smallest else None for count in counts]
+    told: list[int | None] = []
+    for count in counts:
+        told.append(count if count >= smallest else None)
     if told.count(None) == 1 and len(told) > 1:
         known = [(count, number) for number, count in enumerate(told) if count is not None]
         told[min(known)[1]] = None

@@ -229,8 +229,8 @@ def check_start(start: Start, welcome: Welcome, num_clients: int) -> None:
     """Refuse a server that says other numbers of examples than a site has told it.
 
     Args:
-        start: what the server answers.
-        welcome: what the site has told.
+        start: the server's answer.
+        welcome: the site's own words.
         num_clients: N, the number of clients of all sites.
 
     Raises:
@@ -249,7 +249,7 @@ def check_examples(welcome: Welcome, most: int | None) -> None:
     """Refuse a site that tells of more training examples than it may have, and so would have a larger weight.
 
     Args:
-        welcome: what the site has told.
+        welcome: the site's own words.
         most: the largest number of training examples of the site; None for no limit.
 
     Raises:

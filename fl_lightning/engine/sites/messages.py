@@ -127,7 +127,7 @@ def pack_outgoing(outgoing: Outgoing, params: bytes, known: Buffers = ()) -> Mes
     """Write what goes out to a client, without the buffers that are ``known`` to its site by the last message.
 
     Args:
-        outgoing: what goes out.
+        outgoing: the model and the rules' tensors for the client.
         params: ``pack_tensors({"params": outgoing.params})``, which is the same for all clients that start alike.
         known: the buffers that the site has been sent last.
     """
@@ -348,8 +348,8 @@ def expect(fits: bool, words: str, got: object) -> None:
 
     Args:
         fits: whether the part fits.
-        words: what was expected.
-        got: what has come.
+        words: names the expected value.
+        got: the value of the peer.
 
     Raises:
         TrainingError: the part does not fit.
