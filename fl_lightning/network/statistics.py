@@ -64,6 +64,7 @@ class Together:
         names: names of the columns; empty for channels.
         mean: mean of each column or channel.
         std: standard deviation of each column or channel over all values; 1 where all are equal.
+        size: number of examples.
     """
 
     classes: Sequence[Class] | None
@@ -72,6 +73,7 @@ class Together:
     names: Sequence[str]
     mean: Sequence[float]
     std: Sequence[float]
+    size: int
 
 
 def statistics_of(data: FederatedData, clients: Sequence[int], smallest: int = SMALLEST) -> Statistics:
@@ -89,8 +91,8 @@ def statistics_of(data: FederatedData, clients: Sequence[int], smallest: int = S
     size = int(data.sizes[list(clients)].sum())
     if size < max(1, smallest):
         raise ConfigurationError(
-            f"expected {max(1, smallest)} training examples at least for statistics (--smallest), got {size}: with "
-            "fewer, sums tell single values"
+            f"expected {max(1, smallest)} training examples at least for statistics (network.smallest), got {size}: "
+            "with fewer, sums tell single values"
         )
     by_client = data.class_counts()
     counts = [] if by_client is None else by_client[list(clients)].sum(0).tolist()
@@ -200,7 +202,8 @@ def combine(told: Mapping[str, Statistics]) -> Together:
     if told[first].classes is not None:
         classes = sorted({name for statistics in told.values() for name in statistics.classes or ()})
     counts = _joined_counts(list(told.values()), classes)
-    return Together(classes, len(counts), counts, told[first].names, means, stds)
+    size = sum(statistics.size for statistics in told.values())
+    return Together(classes, len(counts), counts, told[first].names, means, stds, size)
 
 
 def _joined_counts(told: Sequence[Statistics], classes: Sequence[Class] | None) -> list[int | None]:
@@ -239,10 +242,17 @@ def write_statistics(path: Path, data: FederatedData, told: Mapping[str, Statist
     """Write a config that all machines pass beside their own: ``--config own.yaml --config statistics.yaml``.
 
     Comments say what the sites have told. Names of sites and classes have been checked: they are printable.
+
+    Args:
+        path: the file.
+        data: the data module; see :func:`settings_of`.
+        told: each site's statistics, by its name; empty where their sum alone is known.
+        together: the statistics of all sites' data.
     """
     lines = ["# Statistics of the data of all sites, of the examples on which clients train. Pass this file after the"]
     lines.append("# config, at the server and at all sites: --config own.yaml --config this.yaml")
     lines += [f"# {site}: {statistics.size} training examples" for site, statistics in told.items()]
+    lines.append(f"# all: {together.size} training examples")
     classes = together.classes if together.classes is not None else range(together.num_classes)
     for name, count in zip(classes, together.counts, strict=True):
         lines.append(f"# class {name}: {'not told by all sites' if count is None else count}")
@@ -295,7 +305,7 @@ def _check(told: Statistics) -> None:
         raise TypeError("expected finite sums")
     if not told.size:
         raise ValueError("no example")
-    _check_names(classes, told.names)
+    check_names(classes, told.names)
     if told.classes is not None and len(told.counts) not in (0, len(classes)):
         raise ValueError(f"{len(classes)} classes and {len(told.counts)} counts")
     if sum(known) > told.size or (told.counts and len(known) == len(told.counts) and sum(known) != told.size):
@@ -306,7 +316,12 @@ def _check(told: Statistics) -> None:
         _check_sums(told, count, total, squares)
 
 
-def _check_names(classes: Sequence[Any], names: Sequence[Any]) -> None:
+def check_names(classes: Sequence[Any], names: Sequence[Any]) -> None:
+    """Refuse what are no names of classes and columns, which a terminal may show.
+
+    Raises:
+        ValueError: they are not.
+    """
     for kind in (classes, names):
         if len(set(kind)) < len(kind):
             raise ValueError("one name twice")

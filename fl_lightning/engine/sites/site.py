@@ -117,6 +117,8 @@ def come(connection: Connection, welcome: Welcome, num_clients: int) -> Start:
     message = connection.receive()
     if message is None:
         raise ConfigurationError(f"the server has gone before it let site {welcome.site} in: start it, and come again")
+    if kind_of(message) == END:
+        raise ConfigurationError(f"the server refuses this site: {unpack_end(message)}")
     start = unpack_start(message)
     check_alike(welcome.settings, start.settings, "the server")
     if start.reason:

@@ -283,8 +283,11 @@ class Sites:
         if kind == WELCOME:
             self._admit(site, heard.message)
             return None
-        if kind != READY:
+        if kind is None:
             return Answered(site, heard.message)
+        if kind != READY:
+            self._tell(site, pack_end(f"it trains, and takes no {one_line(kind)}"))
+            return None
         place = self._places[site]
         if place.stage is not Stage.LET_IN:
             return None
