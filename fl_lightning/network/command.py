@@ -24,11 +24,11 @@ from fl_lightning.engine.federation.batches import CPU
 from fl_lightning.engine.rules.callback import FederatedCallback, federated
 from fl_lightning.engine.sites.data import RemoteData, SiteData
 from fl_lightning.engine.sites.facts import Facts, Start, Welcome, buffer_lines, sizes_of
-from fl_lightning.engine.sites.secure.masks import Identity, SiteMasks
+from fl_lightning.engine.sites.secure.masks import Identity, Masks, SiteMasks
 from fl_lightning.engine.sites.secure.sums import check_secure, has_scaler
 from fl_lightning.engine.sites.site import Site, come
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, TrainingError
 from fl_lightning.files import whole
 from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.command import FederatedCLI
@@ -38,13 +38,21 @@ from fl_lightning.inside import inside
 from fl_lightning.network.alike import compared
 from fl_lightning.network.carrier import GrpcConnection, GrpcServer
 from fl_lightning.network.kits import server_kit, site_kit
-from fl_lightning.network.options import Network
+from fl_lightning.network.options import Network, own_options
+from fl_lightning.network.statistics import Statistics, combine, statistics_of, write_statistics
+from fl_lightning.network.survey import FIT, ask, ask_for_sum, tell, tell_end, tell_for_sum
 from fl_lightning.runs.folder.lock import Holds, held
 from fl_lightning.seeding import isolated
 
 SMALLEST_LIMIT, MODELS = 1 << 20, 8  # bytes, and models, that a part of a message may have
 SITES = "sites.json"  # of a run folder: what the sites have told of their data
-DRY_RUN, ONCE = ("--dry_run", "--dry-run"), "--once"
+WITHOUT_FOLDER = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "limit_val_batches": 0,
+    "devices": 1,
+}  # arguments of a Trainer that writes nothing
 
 
 class _NetworkCLI(FederatedCLI):
@@ -136,6 +144,46 @@ class ServeCLI(_NetworkCLI):
                 sites.say_end("it was stopped")
 
 
+class AskCLI(_NetworkCLI):
+    """Asks the sites for statistics of their data, and trains nothing.
+
+    Args:
+        args: the command line, with configs given as paths.
+        file: the new file for the statistics.
+    """
+
+    has_own_data = False
+
+    def __init__(self, args: Sequence[str], file: Path) -> None:
+        if file.exists() or not file.absolute().parent.is_dir():
+            raise ConfigurationError(f"expected --statistics to name a new file in a folder that is there, got {file}")
+        self._file = file
+        super().__init__(args)
+
+    @override
+    def without_folder(self, callbacks: Sequence[Callback]) -> dict[str, Any]:
+        return {**WITHOUT_FOLDER, "callbacks": []}
+
+    @override
+    def run(self, command: Callable[[], None]) -> None:
+        network = self.network
+        say = partial(print, flush=True)
+        told: dict[str, Statistics] = {}
+        with GrpcServer(server_kit(Path(network.kit)), network.sites, self.message_limit) as carrier:
+            say(f"waiting for the statistics of {', '.join(network.sites)}")
+            try:
+                if network.secure_aggregation:
+                    together = ask_for_sum(carrier, network.sites, network.smallest, say)
+                else:
+                    told = ask(carrier, network.sites, say)
+                    together = combine(told)
+                write_statistics(self._file, self.datamodule, told, together)
+            except Exception as error:
+                tell_end(carrier, network.sites, str(error))
+                raise
+        say(f"{self._file}: the statistics of {counted(together.size, 'training example')}")
+
+
 class JoinCLI(_NetworkCLI):
     """Trains one client here, for a server elsewhere.
 
@@ -143,11 +191,13 @@ class JoinCLI(_NetworkCLI):
         args: the command line, with configs given as paths.
         dry: whether to say what would be sent, and to connect nowhere.
         once: whether to end when the server does, or is gone, in place of waiting for it.
+        statistics: whether to tell statistics of the data, in place of training.
     """
 
-    def __init__(self, args: Sequence[str], dry: bool, once: bool) -> None:
+    def __init__(self, args: Sequence[str], dry: bool = False, once: bool = False, statistics: bool = False) -> None:
         self._dry = dry
         self._once = once
+        self._statistics = statistics
         super().__init__(args)
 
     @override
@@ -156,15 +206,8 @@ class JoinCLI(_NetworkCLI):
         self._name = site_kit(Path(network.kit)).name
         config = self.config["fit"]
         self._folder = Path(config.trainer.default_root_dir, config.experiment, f"site-{self._name}")
-        return {
-            "callbacks": [callback for callback in callbacks if isinstance(callback, FederatedCallback)],
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "limit_val_batches": 0,
-            "devices": 1,
-            "default_root_dir": str(self._folder),
-        }
+        rules = [callback for callback in callbacks if isinstance(callback, FederatedCallback)]
+        return {**WITHOUT_FOLDER, "callbacks": rules, "default_root_dir": str(self._folder)}
 
     @override
     def run(self, command: Callable[[], None]) -> None:
@@ -175,6 +218,9 @@ class JoinCLI(_NetworkCLI):
             own.prepare_data()
             own.setup("fit")
         row = _row_of(client, own.num_clients, network)
+        if self._statistics:
+            self._tell_statistics(row)
+            return
         welcome = Welcome(self._name, [Facts.of(own, client, row)], self.told_settings)
         if self._dry:
             print(_would_send(welcome, self.model.client, network.secure_aggregation))
@@ -183,7 +229,7 @@ class JoinCLI(_NetworkCLI):
         print(f"{self._name}: client {client}, {counted(welcome.facts[0].size, 'training example')}", flush=True)
         kit = site_kit(Path(network.kit))
         say = partial(print, flush=True)
-        say(f"waiting for the server at {kit.host}:{kit.port} …")
+        say(f"waiting for the server at {kit.address} …")
         with held(self._folder), GrpcConnection(kit, self.message_limit, self._once, say) as connection:
             say("connected: waiting until all sites are there …")
             start = self._come(connection, welcome)
@@ -198,6 +244,30 @@ class JoinCLI(_NetworkCLI):
             self.trainer.callbacks += [_Stopping(), site]  # type: ignore[attr-defined]  # set outside Trainer.__init__
             command()
         say("the server has no more rounds")
+
+    def _tell_statistics(self, row: int) -> None:
+        """Tell the server the statistics of the data; or say what would be told."""
+        network = self.network
+        hidden = network.secure_aggregation
+        told = statistics_of(self.datamodule, [row], 0 if hidden else network.smallest)
+        kit = site_kit(Path(network.kit))
+        say = partial(print, flush=True)
+        if self._dry:
+            how = "in a sum over all sites alone" if hidden else "as it stands here"
+            say(f"{self._name} would tell this, {how}, and connects nowhere now:")
+            say("\n".join(f"- {name}: {json.dumps(value)}" for name, value in asdict(told).items()))
+            return
+        say(f"waiting for the server at {kit.address} …")
+        try:
+            with GrpcConnection(kit, self.message_limit, once=True, say=say) as connection:
+                if hidden:
+                    masks = Masks(self._name, FIT, Identity(kit.certificate, kit.key, kit.authority))
+                    tell_for_sum(connection, told, masks, network.sites, say)
+                else:
+                    tell(connection, told)
+        except ConnectionError as error:
+            raise TrainingError(f"{error}: join again") from error
+        say("the server has the statistics")
 
     def _come(self, connection: GrpcConnection, welcome: Welcome) -> Start:
         """Tell the server that this site is there, as often as the connection is lost on the way."""
@@ -304,12 +374,15 @@ def command(args: Sequence[str]) -> int:
         The exit status: 0, or 128 and the number of the signal that stopped a fit.
     """
     keep_freed_memory()
-    sys.argv[1:] = args
-    passed_on = [argument for argument in args[1:] if argument not in (*DRY_RUN, ONCE)]
+    options, passed_on = own_options(args)
+    sys.argv[1:] = [args[0], *passed_on]
     given = begin_anew(resolve_configs(["fit", *passed_on]))
     if args[0] == "join":
         torch.set_num_threads(1)
-        JoinCLI(given, dry=bool({*DRY_RUN} & {*args}), once=ONCE in args)
+        JoinCLI(given, **vars(options))
+        return 0
+    if options.statistics is not None:
+        AskCLI(given, options.statistics)
         return 0
     with Holds() as holds:
         cli = ServeCLI(given, holds)

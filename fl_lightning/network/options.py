@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from textwrap import dedent, fill
 
+from fl_lightning.commands import CommandParser
 from fl_lightning.errors import ConfigurationError, check_at_least, check_positive
 from fl_lightning.fit.configs import check_options
 
 SERVE = """\
-usage: fl-lightning serve --config FILE --network.kit FOLDER [--OPTION VALUE …]
+usage: fl-lightning serve --config FILE --network.kit FOLDER [--statistics FILE] [--OPTION VALUE …]
 
 Run the rounds of a federation whose clients train at their sites, by fl-lightning join. Trainer, rules,
 loggers and checkpoints are here; the options are those of fl-lightning fit. --ckpt_path last goes on
-with the last run."""
+with the last run. --statistics FILE trains nothing: it asks the sites for their classes, means and
+deviations, and writes a config of them, which all pass as a second --config."""
 JOIN = """\
-usage: fl-lightning join --config FILE --network.kit FOLDER [--dry_run] [--once] [--OPTION VALUE …]
+usage: fl-lightning join --config FILE --network.kit FOLDER [--statistics] [--dry_run] [--once]
+       [--OPTION VALUE …]
 
 Train the client of this site for a server, from this site's own config, data and package. The options
 are those of fl-lightning fit; those that affect results must be the server's. --dry_run says what would
-be sent, and connects nowhere. A site waits for a server that is gone; with --once it ends."""
+be sent, and connects nowhere. A site waits for a server that is gone; with --once it ends. --statistics
+tells classes, sums and squares of this site's data to a server that asks for them, and trains nothing."""
 WIDTH = 100  # of the help
 
 
@@ -44,6 +50,7 @@ class Network:
         secure_aggregation: whether sites hide what they send from the server, which gets the sum over three sites at
             least; the same everywhere. What reads single updates is refused, and a round in which a site fails is
             skipped.
+        smallest: smallest number of examples of a class that a site tells in statistics (``--statistics``).
     """
 
     kit: str
@@ -54,9 +61,11 @@ class Network:
     max_examples: int | None = None
     server_data: bool = True
     secure_aggregation: bool = False
+    smallest: int = 5
 
     def __post_init__(self) -> None:
         check_at_least(1, **{"network.min_clients": self.min_clients})
+        check_at_least(0, **{"network.smallest": self.smallest})
         check_positive(**{"network.deadline": self.deadline})
         if not self.sites or len(set(self.sites)) < len(self.sites):
             raise ConfigurationError(
@@ -89,10 +98,22 @@ def check(args: Sequence[str]) -> None:
         attributes = dedent(str(Network.__doc__).partition("Attributes:\n")[2])
         for about in re.split(r"\n(?=\S)", attributes.strip()):
             name, _, words = " ".join(about.replace("``", "").split()).partition(": ")
-            print(fill(f"{f'  --network.{name}':26}{words.removesuffix('.')}", WIDTH, subsequent_indent=" " * 26))
+            print(fill(f"{f'  --network.{name}':32}{words.removesuffix('.')}", WIDTH, subsequent_indent=" " * 32))
         raise SystemExit(0)
-    check_options(args)
+    check_options([args[0], *own_options(args)[1]])
     check_installed()
+
+
+def own_options(args: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """Parse what ``serve`` and ``join`` take besides the options of a fit; return the others as they are."""
+    parser = CommandParser(args[0], "")
+    if args[0] == "serve":
+        parser.add_argument("--statistics", type=Path, metavar="FILE")
+    else:
+        parser.add_argument("--statistics", action="store_true")
+        parser.add_argument("--dry_run", "--dry-run", dest="dry", action="store_true")
+        parser.add_argument("--once", action="store_true")
+    return parser.parse_known_args(args[1:])
 
 
 def check_installed() -> None:

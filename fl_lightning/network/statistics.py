@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ class Together:
         names: names of the columns; empty for channels.
         mean: mean of each column or channel.
         std: standard deviation of each column or channel over all values; 1 where all are equal.
+        size: number of examples.
     """
 
     classes: Sequence[Class] | None
@@ -72,6 +73,7 @@ class Together:
     names: Sequence[str]
     mean: Sequence[float]
     std: Sequence[float]
+    size: int
 
 
 def statistics_of(data: FederatedData, clients: Sequence[int], smallest: int = SMALLEST) -> Statistics:
@@ -89,15 +91,15 @@ def statistics_of(data: FederatedData, clients: Sequence[int], smallest: int = S
     size = int(data.sizes[list(clients)].sum())
     if size < max(1, smallest):
         raise ConfigurationError(
-            f"expected {max(1, smallest)} training examples at least for statistics (--smallest), got {size}: with "
-            "fewer, sums tell single values"
+            f"expected {max(1, smallest)} training examples at least for statistics (network.smallest), got {size}: "
+            "with fewer, sums tell single values"
         )
     by_client = data.class_counts()
     counts = [] if by_client is None else by_client[list(clients)].sum(0).tolist()
     names: Any = getattr(data, "class_names", None) or None
     classes: list[Class] | None = None
     if names is not None:
-        classes = [name if type(name) is int else str(name) for name in names]
+        classes = list(map(_class_name, names))
     columns: tuple[str, ...] = ()
     sums = Sums()
     for client in clients:
@@ -107,6 +109,11 @@ def statistics_of(data: FederatedData, clients: Sequence[int], smallest: int = S
             for part in raw.parts:
                 sums = sums.joined(Sums.of(part))
     return Statistics(size, classes, told_counts(counts, smallest), columns, sums.values, sums.sums, sums.squares)
+
+
+def _class_name(name: Any) -> Class:
+    """Return a class's name as it is told: a whole number stays one."""
+    return name if type(name) is int else str(name)
 
 
 def told_counts(counts: Sequence[int], smallest: int) -> list[int | None]:
@@ -181,11 +188,12 @@ def combine(told: Mapping[str, Statistics]) -> Together:
     """
     first, *others = told
     for site in others:
-        for what, get in COMPARED.items():
-            if get(told[site]) != get(told[first]):
+        theirs = _shape(told[site])
+        for what, value in _shape(told[first]).items():
+            if theirs[what] != value:
                 raise ConfigurationError(
-                    f"expected all sites to have the same {what}, got {_short(get(told[first]))} at {first} and "
-                    f"{_short(get(told[site]))} at {site}: make them alike"
+                    f"expected all sites to have the same {what}, got {_short(value)} at {first} and "
+                    f"{_short(theirs[what])} at {site}: make them alike"
                 )
     sums = Sums()
     for statistics in told.values():
@@ -200,26 +208,31 @@ def combine(told: Mapping[str, Statistics]) -> Together:
     if told[first].classes is not None:
         classes = sorted({name for statistics in told.values() for name in statistics.classes or ()})
     counts = _joined_counts(list(told.values()), classes)
-    return Together(classes, len(counts), counts, told[first].names, means, stds)
+    size = sum(statistics.size for statistics in told.values())
+    return Together(classes, len(counts), counts, told[first].names, means, stds, size)
 
 
 def _joined_counts(told: Sequence[Statistics], classes: Sequence[Class] | None) -> list[int | None]:
     """Add the numbers of examples by class; None for a class of which a site has not told its number."""
-    numbers = classes if classes is not None else range(max(len(statistics.counts) for statistics in told))
-    joined: dict[Any, int | None] = dict.fromkeys(numbers, 0)
+    joined: dict[Any, int | None] = dict.fromkeys(classes or (), 0)
     for statistics in told:
-        own = statistics.classes if statistics.classes is not None else range(len(statistics.counts))
+        own = statistics.classes
+        if own is None:
+            own = range(len(statistics.counts))
         for name, count in zip(own, statistics.counts, strict=True):
-            before = joined[name]
+            before = joined.get(name, 0)
             joined[name] = None if count is None or before is None else before + count
     return list(joined.values())
 
 
-COMPARED: dict[str, Callable[[Statistics], Any]] = {
-    "columns": lambda told: list(told.names),
-    "number of columns or channels": lambda told: len(told.values),
-    "type of classes": lambda told: sorted({type(name).__name__ for name in told.classes or ()}),
-}
+def _shape(told: Statistics) -> dict[str, Any]:
+    """Return what must be alike at all sites, by its name in a message."""
+    types = {type(name).__name__ for name in told.classes or ()}
+    return {
+        "columns": list(told.names),
+        "number of columns or channels": len(told.values),
+        "type of classes": sorted(types),
+    }
 
 
 def settings_of(data: FederatedData, together: Together) -> dict[str, Any]:
@@ -239,10 +252,17 @@ def write_statistics(path: Path, data: FederatedData, told: Mapping[str, Statist
     """Write a config that all machines pass beside their own: ``--config own.yaml --config statistics.yaml``.
 
     Comments say what the sites have told. Names of sites and classes have been checked: they are printable.
+
+    Args:
+        path: the file.
+        data: the data module; see :func:`settings_of`.
+        told: each site's statistics, by its name; empty where their sum alone is known.
+        together: the statistics of all sites' data.
     """
     lines = ["# Statistics of the data of all sites, of the examples on which clients train. Pass this file after the"]
     lines.append("# config, at the server and at all sites: --config own.yaml --config this.yaml")
     lines += [f"# {site}: {statistics.size} training examples" for site, statistics in told.items()]
+    lines.append(f"# all: {together.size} training examples")
     classes = together.classes if together.classes is not None else range(together.num_classes)
     for name, count in zip(classes, together.counts, strict=True):
         lines.append(f"# class {name}: {'not told by all sites' if count is None else count}")
@@ -295,7 +315,7 @@ def _check(told: Statistics) -> None:
         raise TypeError("expected finite sums")
     if not told.size:
         raise ValueError("no example")
-    _check_names(classes, told.names)
+    check_names(classes, told.names)
     if told.classes is not None and len(told.counts) not in (0, len(classes)):
         raise ValueError(f"{len(classes)} classes and {len(told.counts)} counts")
     if sum(known) > told.size or (told.counts and len(known) == len(told.counts) and sum(known) != told.size):
@@ -306,7 +326,12 @@ def _check(told: Statistics) -> None:
         _check_sums(told, count, total, squares)
 
 
-def _check_names(classes: Sequence[Any], names: Sequence[Any]) -> None:
+def check_names(classes: Sequence[Any], names: Sequence[Any]) -> None:
+    """Refuse what are no names of classes and columns, which a terminal may show.
+
+    Raises:
+        ValueError: they are not.
+    """
     for kind in (classes, names):
         if len(set(kind)) < len(kind):
             raise ValueError("one name twice")

@@ -202,14 +202,14 @@ def test_what_is_told_arrives(told: Statistics) -> None:
 def test_what_no_examples_have_is_refused(wrong: dict[str, Any]) -> None:
     plain = {"kind": KIND, **asdict(GOOD), **wrong}
     with pytest.raises(TrainingError, match="expected the statistics of a site, got"):
-        unpack_statistics(pack(plain, {}))
+        unpack_statistics(pack(plain))
 
 
 def test_a_message_that_lacks_something_is_refused() -> None:
     plain = {"kind": KIND, **asdict(GOOD)}
     del plain["sums"]
     with pytest.raises(TrainingError, match="expected the statistics of a site, got others"):
-        unpack_statistics(pack(plain, {}))
+        unpack_statistics(pack(plain))
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class _Place:
         clients: the ids of the site's clients.
         stage: how far the site has come.
         known: the buffers that the site was sent last.
-        shown: what the site shows to others with which it hides its answers.
+        shown: the signed public key of a site that hides its answers.
     """
 
     clients: Sequence[int]
@@ -283,8 +283,11 @@ class Sites:
         if kind == WELCOME:
             self._admit(site, heard.message)
             return None
-        if kind != READY:
+        if kind is None:
             return Answered(site, heard.message)
+        if kind != READY:
+            self._tell(site, pack_end(f"it trains, and takes no {one_line(kind)}"))
+            return None
         place = self._places[site]
         if place.stage is not Stage.LET_IN:
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -98,7 +98,7 @@ class Masks:
         identity: the site's kit.
 
     Attributes:
-        bundle: what the site shows to the others.
+        bundle: the site's signed public key, which it shows to the others.
 
     Raises:
         ConfigurationError: the kit's key is of another kind.
@@ -165,15 +165,24 @@ class Masks:
             TrainingError: the keys have made masks for this round, or a later one: the same masks, on two messages,
                 would hide neither.
         """
+        for sign, key in self._streams(number, bundles, sent):
+            _add_stream(words, key, number, sign)
+
+    def hide_whole(self, value: int, size: int, number: int, bundles: Mapping[str, Bundle], sent: str = "") -> int:
+        """Return a whole number, modulo 256^size, with this site's masks added; see :meth:`hide`."""
+        for sign, key in self._streams(number, bundles, sent):
+            value += sign * int.from_bytes(_stream(key, number).update(bytes(size)), "little")
+        return value % (1 << 8 * size)
+
+    def _streams(self, number: int, bundles: Mapping[str, Bundle], sent: str) -> Iterator[tuple[int, bytes]]:
+        """Yield the sign and the key of each stream of a round, which can be had once."""
         if number <= self._last:
             raise TrainingError(f"round {number}: the masks of round {self._last} are used, and none before are left")
         self._last = number
         for name, bundle in sorted(bundles.items()):
-            if name == self._name:
-                continue
-            sign = 1 if self._name < name else -1
-            key = HKDF(SHA256(), 32, None, _context(str(number), sent)).derive(self._pairs[name, bundle.key])
-            _add_stream(words, key, number, sign)
+            if name != self._name:
+                sign = 1 if self._name < name else -1
+                yield sign, HKDF(SHA256(), 32, None, _context(str(number), sent)).derive(self._pairs[name, bundle.key])
 
 
 def _context(*parts: str) -> bytes:
@@ -181,10 +190,15 @@ def _context(*parts: str) -> bytes:
     return json.dumps([PROTOCOL, *parts]).encode()
 
 
+def _stream(key: bytes, number: int) -> CipherContext:
+    """Begin the stream of a key for a round, which is added to what it is given, bit by bit."""
+    nonce = bytes(8) + number.to_bytes(8, "little")  # a count of blocks from 0 on, and the round
+    return Cipher(ChaCha20(key, nonce), None).encryptor()
+
+
 def _add_stream(words: Tensor, key: bytes, number: int, sign: int) -> None:
     """Add a key's stream for a round to words (n,), or take it away, modulo 2^64."""
-    nonce = bytes(8) + number.to_bytes(8, "little")  # a count of blocks from 0 on, and the round
-    stream = Cipher(ChaCha20(key, nonce), None).encryptor()
+    stream = _stream(key, number)
     size = min(BLOCK, len(words)) * WORD
     zeros, buffer = bytes(size), bytearray(size)
     for part in torch.split(words, BLOCK):
@@ -197,7 +211,7 @@ def check_bundle(name: str, fit: str, bundle: Bundle, authority: x509.Certificat
     """Refuse a bundle that is not a site's own for a fit.
 
     Raises:
-        TrainingError: what is wrong with it; the message names the site.
+        TrainingError: the bundle is not; the message names the site and the reason.
     """
     begin = f"the public key of {name} is refused: "
     try:
@@ -337,7 +351,7 @@ class SiteMasks:
 
     @property
     def shown(self) -> Mapping[str, str]:
-        """What the site shows to the others."""
+        """The site's signed public key, as it shows it to the others."""
         return self._own.bundle.plain()
 
     def begin(self, asked: Outgoing) -> str:
@@ -375,7 +389,7 @@ def digest_of(asked: Outgoing, sizes: Sequence[int]) -> str:
     the update of another one from the sum.
 
     Args:
-        asked: what was sent to one of the clients.
+        asked: the model and the states that were sent to one of the clients.
         sizes: numbers of training examples of all clients, as the server tells them.
     """
     tensors = {"params": asked.params}
