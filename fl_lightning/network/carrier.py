@@ -26,7 +26,8 @@ import grpc
 
 METHOD = "/fl_lightning.Federation/Talk"
 PING_MS = 10_000  # between two signs of life
-SILENCE_MS = 10_000  # without an answer to one, after which the other end is gone
+SILENCE_MS = 10_000  # without an answer to one, after which the other end is gone; and the longest handshake
+CONNECTIONS = 4096  # that the server takes, strangers' too, if it may open twice as many files
 LIMITS = {"parts": 16, "head": 1 << 24}  # of a message: its number of parts, and the bytes of the first one
 FIRST_S = 60.0  # within which a site that has connected says that it comes
 UNREAD = 4  # messages that a site may leave unread
@@ -46,9 +47,25 @@ def _options(limit: int) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", SILENCE_MS),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),  # the look at the server, which names what is wrong, goes there directly
     ]
+
+
+def _most_connections() -> int:
+    """Return how many connections the server takes: half of the files that it may open, for the run opens some, too."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return CONNECTIONS
+    files = 2 * CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        files = min(files, hard)
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
+    return files // 2
 
 
 def _parts(message: Message) -> Iterator[bytes]:
@@ -104,7 +121,7 @@ class GrpcServer:
         self._server = grpc.server(
             ThreadPoolExecutor(streams),
             [grpc.method_handlers_generic_handler(service, {method: handler})],
-            options=_options(self._limit),
+            options=[*_options(self._limit), ("grpc.max_allowed_incoming_connections", _most_connections())],
             maximum_concurrent_rpcs=streams,
         )
         pair = (self._kit.key, self._kit.certificate)

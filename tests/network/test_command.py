@@ -20,7 +20,7 @@ from .test_carrier import free_port
 SITES = ("anna", "berlin", "cork")
 NAMES = ["--network.sites", "[anna,berlin,cork]"]
 RUN = ["--config", "digits_gh.yaml", "--data.num_clients", "3", "--trainer.max_epochs", "4"]
-# Two of three clients train at once, and one arrives in each step of the server: some began with the model of two ago.
+# Two of three clients train at once, and one arrives in each step of the server; some have a model of two steps ago.
 FEDBUFF = ["--config", "rules/fedbuff.yaml", "--data.num_clients", "3", "--trainer.max_epochs", "8"]
 FEDBUFF += ["--data.participation", "1", "--data.sampler.busy", "2"]
 LORA = ["--config", "adapters/vit_lora.yaml", "--data.num_clients", "3", "--trainer.max_epochs", "3"]
