@@ -27,7 +27,8 @@ import grpc
 
 METHOD = "/fl_lightning.Federation/Talk"
 PING_MS = 10_000  # between two signs of life
-SILENCE_MS = 10_000  # without an answer to one, after which the other end is gone
+SILENCE_MS = 10_000  # without an answer to one, after which the other end is gone; and the longest handshake
+CONNECTIONS = 4096  # that the server takes, strangers' too, if it may open twice as many files
 LIMITS = {"parts": 16, "head": 1 << 24}  # of a message: its number of parts, and the bytes of the first one
 FIRST_S = 60.0  # within which a site that has connected says that it comes
 UNREAD = 4  # messages that a site may leave unread
@@ -47,9 +48,25 @@ def _options(limit: int) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", PING_MS // 2),
         ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.server_handshake_timeout_ms", SILENCE_MS),
         ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),  # the look at the server, which names what is wrong, goes there directly
     ]
+
+
+def _most_connections() -> int:
+    """Return how many connections the server takes: half of the files that it may open, for the run opens some, too."""
+    try:
+        import resource
+    except ImportError:  # Windows, which has no such limit
+        return CONNECTIONS
+    files = 2 * CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        files = min(files, hard)
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
+    return files // 2
 
 
 def _parts(message: Message) -> Iterator[bytes]:
@@ -92,6 +109,7 @@ class GrpcServer:
         self._limit = limit
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
+        self._ends = False
         self._arrived: queue.Queue[Heard | Gone] = queue.Queue(UNREAD * len(self._sites))
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -105,7 +123,7 @@ class GrpcServer:
         self._server = grpc.server(
             ThreadPoolExecutor(streams),
             [grpc.method_handlers_generic_handler(service, {method: handler})],
-            options=_options(self._limit),
+            options=[*_options(self._limit), ("grpc.max_allowed_incoming_connections", _most_connections())],
             maximum_concurrent_rpcs=streams,
         )
         pair = (self._kit.key, self._kit.certificate)
@@ -155,6 +173,7 @@ class GrpcServer:
     def stop(self) -> None:
         """End the connections, upon which the sites end, too."""
         with self._lock:
+            self._ends = True
             for line in self._lines.values():
                 line.waiting.put(None)
         limit = time.monotonic() + GOODBYE_S
@@ -170,6 +189,8 @@ class GrpcServer:
         site = self._name_of(context)
         line = _Line()
         with self._lock:
+            if self._ends:  # a site comes again at once, for which the end would wait
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
             if site in self._lines:
                 context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{site} is there already: end the other one first")
             self._lines[site] = line

@@ -127,21 +127,29 @@ class ServeCLI(_NetworkCLI):
             )
             self._say(f"waiting for {', '.join(network.sites)}", self.trainer)
             try:
-                sites.gather()
-            except KeyboardInterrupt:
-                print(f"waited for {', '.join(sites.missing)}; the same command waits again", file=sys.stderr)
-                raise
-            facts = [sites.facts[client] for client in range(len(network.sites))]
-            _write_facts(folder, network.sites, facts)
-            self.datamodule = RemoteData(self.datamodule, facts, network.sites, loads=network.server_data)
-            self.model.sites = sites
-            try:
+                self._gather(sites, folder)
                 command()
             except Exception as error:
                 sites.say_end(f"it ends with an error: {error}")
                 raise
+            except BaseException:
+                sites.say_end("it was stopped")
+                raise
             if self.stopping.stopped_by:
                 sites.say_end("it was stopped")
+
+    def _gather(self, sites: Sites, folder: Path) -> None:
+        """Wait for the sites; put what they have told of their data in the place of the training data."""
+        names = self.network.sites
+        try:
+            sites.gather()
+        except KeyboardInterrupt:
+            print(f"waited for {', '.join(sites.missing)}; the same command waits again", file=sys.stderr)
+            raise
+        facts = [sites.facts[client] for client in range(len(names))]
+        _write_facts(folder, names, facts)
+        self.datamodule = RemoteData(self.datamodule, facts, names, loads=self.network.server_data)
+        self.model.sites = sites
 
 
 class AskCLI(_NetworkCLI):

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Literal, TypeVar
 
 from fl_lightning.engine.sites.events import Gone, Message
-from fl_lightning.engine.sites.facts import END, LEAST, kind_of, pack_end, unpack_end
+from fl_lightning.engine.sites.facts import (
+    END,
+    LEAST,
+    WELCOME,
+    Start,
+    kind_of,
+    pack_end,
+    pack_told,
+    unpack_end,
+    unpack_welcome,
+)
 from fl_lightning.engine.sites.messages import one_line, pack, unpack_plain
 from fl_lightning.engine.sites.secure.masks import Bundle, Masks, fingerprint_of
 from fl_lightning.engine.sites.site import Connection
@@ -17,6 +28,7 @@ from fl_lightning.errors import ConfigurationError, TrainingError
 from fl_lightning.network.hidden import Outline
 from fl_lightning.network.statistics import KIND, Statistics, Together, pack_statistics, unpack_statistics
 
+NO_TRAINING = "the server asks for statistics, and does not train: join --statistics"
 OUTLINE, ASKED, SUMMAND = "outline", "asked", "summand"  # kinds of the messages for a sum
 FIT = "statistics"  # in the keys of the sites, which are drawn anew each time that a site tells
 Told = TypeVar("Told")
@@ -95,10 +107,12 @@ def _gather(
             if at_loss == "drop":
                 told.pop(site, None)
             continue
+        came = kind_of(heard.message)
         try:
-            if kind_of(heard.message) != kind:
-                how = "--statistics" if kind == KIND else "--statistics --network.secure_aggregation true"
-                raise TrainingError(f"the server asks for statistics and does not train: join {how}")
+            if came == WELCOME:
+                _refuse_to_train(carrier, site, heard.message)
+            if came != kind:
+                raise TrainingError(f"{NO_TRAINING}; network.secure_aggregation must be the server's")
             told[site] = read(site, heard.message)
             say(f"{site} has told its statistics")
         except TrainingError as error:
@@ -107,13 +121,18 @@ def _gather(
     return {site: told[site] for site in sites}
 
 
+def _refuse_to_train(carrier: Carrier, site: str, welcome: Message) -> None:
+    """Answer a site that would train, in the words that it understands."""
+    start = Start(settings=unpack_welcome(welcome).settings, reason=NO_TRAINING)
+    with suppress(OSError):  # it is gone
+        carrier.send(site, pack_told(start))
+
+
 def tell_end(carrier: Carrier, sites: Sequence[str], reason: str) -> None:
     """Tell sites that the server ends, and why; leave out those that are gone."""
     for site in sites:
-        try:
+        with suppress(OSError):
             carrier.send(site, pack_end(reason))
-        except OSError:
-            continue
 
 
 def tell(connection: Connection, told: Statistics) -> None:

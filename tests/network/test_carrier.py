@@ -202,6 +202,16 @@ def strangers(port: int) -> Iterator[socket.socket]:
         yield plain
 
 
+def is_open(stranger: socket.socket) -> bool:
+    stranger.setblocking(False)
+    try:
+        return bool(stranger.recv(1))
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
 def test_strangers_cost_the_sites_nothing(kits: Path) -> None:
     with server(kits) as made:
@@ -217,6 +227,34 @@ def test_strangers_cost_the_sites_nothing(kits: Path) -> None:
             assert heard(made, 1) == {("anna", b"ba")}
         for connection in connections:
             connection.close()
+
+
+def test_silent_strangers_leave_the_run_its_files(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 50, 20 are kept, until a handshake is over; a site comes in after that."""
+    monkeypatch.setattr(carrier, "CONNECTIONS", 20)
+    monkeypatch.setattr(carrier, "SILENCE_MS", 2000)
+    with server(kits) as made:
+        address = "localhost", server_kit(kits / "server").port
+        strangers = [socket.create_connection(address, 10) for _ in range(50)]
+        time.sleep(0.5)
+        assert sum(is_open(stranger) for stranger in strangers) == 20
+        with echoes(kits, "anna"):
+            assert heard(made, 1) == {("anna", b"here is anna")}
+        time.sleep(0.5)
+        assert not any(is_open(stranger) for stranger in strangers)
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_server_may_open_more_files_than_it_has_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The usual limit of 1,024 files is raised as far as it may be; half of the files are for connections."""
+    resource = pytest.importorskip("resource")
+    allowed = [(1024, 1500), (1024, 100_000), (100_000, 100_000), (1024, resource.RLIM_INFINITY)]
+    set_to = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_to.append(limits))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: allowed[len(set_to)])
+    assert [carrier._most_connections() for _ in allowed] == [750, 4096, 4096, 4096]
+    assert set_to == [(1500, 1500), (8192, 100_000), (100_000, 100_000), (8192, resource.RLIM_INFINITY)]
 
 
 @pytest.mark.slow

@@ -20,6 +20,11 @@ from .test_carrier import free_port
 SITES = ("anna", "berlin", "cork")
 NAMES = ["--network.sites", "[anna,berlin,cork]"]
 RUN = ["--config", "digits_gh.yaml", "--data.num_clients", "3", "--trainer.max_epochs", "4"]
+# Two of three clients train at once, and one arrives in each step of the server; some have a model of two steps ago.
+FEDBUFF = ["--config", "rules/fedbuff.yaml", "--data.num_clients", "3", "--trainer.max_epochs", "8"]
+FEDBUFF += ["--data.participation", "1", "--data.sampler.busy", "2"]
+LORA = ["--config", "adapters/vit_lora.yaml", "--data.num_clients", "3", "--trainer.max_epochs", "3"]
+LORA += ["--trainer.callbacks+=GradientHarmonization"]
 DEALT = ["--network.dealt", "true"]
 
 
@@ -38,13 +43,12 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def joined(kits: Path, *options: str) -> Iterator[list["subprocess.Popen[str]"]]:
-    """Start all sites, each in a process of its own."""
+    """Start all sites with the options of a run, each in a process of its own."""
     processes = []
     for site in SITES:
         command = [
             str(Path(sys.executable).with_name("fl-lightning")),
             "join",
-            *RUN,
             *NAMES,
             "--network.kit",
             str(kits / site),
@@ -110,16 +114,25 @@ def test_a_site_that_is_killed_gets_its_round_again(kits: Path, there: Path) -> 
     assert_as_here(Path("runs/served/version_0"), *RUN, *long)
 
 
-def test_a_run_over_grpc_has_the_bits_of_a_run_here(kits: Path, there: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(RUN, id="GH"),
+        pytest.param(LORA, id="LoRA and GH", marks=pytest.mark.slow),
+        pytest.param(FEDBUFF, id="FedBuff", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_over_grpc_has_the_bits_of_a_run_here(options: list[str], kits: Path, there: Path) -> None:
     """Three sites over mutual TLS; each takes its own part of the digits."""
-    with joined(kits, *DEALT) as sites:
-        served = process(*["serve", *RUN, *NAMES, *DEALT, "--network.kit", kits / "server", "--experiment", "served"])
+    with joined(kits, *options, *DEALT) as sites:
+        serve = ["serve", *options, *NAMES, *DEALT, "--network.kit", kits / "server", "--experiment", "served"]
+        served = process(*serve)
         assert served.returncode == 0, served.stderr
         for site in sites:
             said, _ = site.communicate(timeout=60)
             assert (site.returncode, said.splitlines()[-1]) == (0, "the server has no more rounds")
     over = Path("runs/served/version_0")
-    assert_as_here(over, *RUN)
+    assert_as_here(over, *options)
     told = json.loads((over / "sites.json").read_text())
     assert told["sites"] == list(SITES)
     assert [facts["client"] for facts in told["facts"]] == [0, 1, 2]
@@ -129,7 +142,7 @@ def test_a_run_over_grpc_has_the_bits_of_a_run_here(kits: Path, there: Path) -> 
 def test_a_secure_run_over_grpc_is_that_of_a_run_here_but_for_rounding(kits: Path, there: Path) -> None:
     """Three sites that hide their updates; the server takes their sum."""
     secure = [*DEALT, "--trainer.callbacks", "[FedAvgM]", "--network.secure_aggregation", "true"]
-    with joined(kits, *secure) as sites:
+    with joined(kits, *RUN, *secure) as sites:
         served = process(*["serve", *RUN, *NAMES, *secure, "--network.kit", kits / "server", "--experiment", "served"])
         assert served.returncode == 0, served.stderr
         for site in sites:

@@ -109,16 +109,15 @@ def come(connection: Connection, welcome: Welcome, num_clients: int) -> Start:
         num_clients: N, the number of clients of all sites.
 
     Raises:
-        ConfigurationError: the server has other settings than this site, or refuses the site, or is gone.
+        ConfigurationError: the server has other settings than this site, or refuses the site.
         TrainingError: the server tells other numbers of examples than this site.
-        ConnectionError: the connection is lost.
+        ConnectionError: the connection is lost, or the server has ended.
     """
     connection.send(pack_told(welcome))
     message = connection.receive()
-    if message is None:
-        raise ConfigurationError(f"the server has gone before it let site {welcome.site} in: start it, and come again")
-    if kind_of(message) == END:
-        raise ConfigurationError(f"the server refuses this site: {unpack_end(message)}")
+    if message is None or kind_of(message) == END:
+        why = "" if message is None else f": {unpack_end(message)}"
+        raise ConnectionError(f"the server has ended before it let this site in{why}")
     start = unpack_start(message)
     check_alike(welcome.settings, start.settings, "the server")
     if start.reason:

@@ -20,6 +20,7 @@ from fl_lightning.engine.sites.facts import (
     Start,
     Welcome,
     check_alike,
+    pack_end,
     pack_ready,
     pack_told,
     unpack_start,
@@ -138,6 +139,20 @@ def test_a_site_refuses_a_server_with_other_settings() -> None:
     here, there = socket.socketpair()
     write(here, pack_told(Start([10, 11, 12], {**SETTINGS, "seed_everything": 2})))
     with pytest.raises(ConfigurationError, match=r"the server to have .*: seed_everything \(1 here, 2 there\)"):
+        come(SocketConnection(there), Welcome("anna", [facts(0)], SETTINGS), 3)
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize("ends", ["with a reason", "without"])
+def test_a_server_that_ends_before_it_lets_a_site_in_is_lost(ends: str) -> None:
+    """The site waits for another one, as for a server that is killed."""
+    here, there = socket.socketpair()
+    if ends == "with a reason":
+        write(here, pack_end("it was stopped"))
+    here.shutdown(socket.SHUT_WR)
+    told = "ended before it let this site in" + (": it was stopped$" if ends == "with a reason" else "$")
+    with pytest.raises(ConnectionError, match=told):
         come(SocketConnection(there), Welcome("anna", [facts(0)], SETTINGS), 3)
     here.close()
     there.close()
