@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from fl_lightning.callbacks import FedAvg, GeometricMedian, GradientHarmonization, Krum, PCGrad
+from fl_lightning.reproduce.experiments.choosing import select
+from fl_lightning.reproduce.experiments.papers import find
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -156,3 +158,26 @@ def test_clients_that_are_timed_train_as_asked(monkeypatch: pytest.MonkeyPatch) 
     groups = module("groups", monkeypatch)
     monkeypatch.setattr(groups, "ROUNDS", 2)
     assert groups.seconds(groups.Case("logistic regression, 3 clients", groups.logistic, 3), clients_at_once=3) > 0
+
+
+def test_the_queue_trains_line_by_line_until_the_minutes_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line names cells that there are. A line that fails is no end; the minutes that are over in the third are."""
+    own_scale = module("own_scale", monkeypatch)
+    asked = list[list[str]]()
+    statuses = iter([0, 2, 124])
+
+    def reproduce(arguments: list[str]) -> int:
+        asked.append(arguments)
+        return next(statuses)
+
+    monkeypatch.setattr(own_scale, "fl_lightning", reproduce)
+    assert own_scale.main(["--minutes", "14", "--jobs", "4"]) == 124
+    assert asked[2][:3] == ["reproduce", "fedlaw/table-1", "--subset"]
+    assert asked[2][-3:] == ["--minutes=14.00", "--jobs", "4"]
+    for table, *cells in own_scale.QUEUE:
+        (experiment,) = find(table)
+        assert 2 <= len(select(experiment.cells, cells, table)) <= 6
+    statuses = iter([0, 2, 1, 0, 0, 0])
+    assert own_scale.main(["--minutes", "14"]) == 2
+    assert own_scale.main(["--minutes", "0"]) == 124
+    assert len(asked) == 3 + 6

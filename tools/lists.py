@@ -268,16 +268,17 @@ def counts() -> list[str]:
     ids = [id for id, experiment in experiments().items() if experiment.rows]
     papers = {id.partition("/")[0] for id in ids}
     return [
-        f"`fl-lightning reproduce` knows {len(ids)} tables and figures of {len(papers)} "
-        "papers, at full scale and, in minutes, at a laptop's.",
+        f"`fl-lightning reproduce` knows {len(ids)} tables and figures of {len(papers)} papers, at the papers'",
+        "settings and, in minutes, on stand-ins for a laptop. Of their claims:",
+        "",
         *claims(),
     ]
 
 
 def claims() -> list[str]:
-    """Return the ledger's line that counts the papers' claims by verdict."""
+    """Return the ledger's first lines, which count the papers' claims by verdict and scale."""
     ledger = (ROOT / "docs" / "results" / "ledger.md").read_text()
-    return re.findall(r"^Of \d+ claims: .*$", ledger, re.MULTILINE)[:1]
+    return ledger.split("\n\n")[1].splitlines()
 
 
 def declared() -> dict[type[object], tuple[Metric, ...]]:

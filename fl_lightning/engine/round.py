@@ -38,8 +38,8 @@ class Outgoing:
         factors: factors on the client's learning rates; None for 1.
         loss_scale: scale and growth tracker of the GradScaler; None without one.
         states: tensors of the rules' states, by the rule's ``state_key`` and the tensor's name.
-        together: what each site of the set shows to the others whose answers are summed, by the site's name; empty
-            where the server gets single updates.
+        together: the signed public keys of the sites whose answers are summed, by the sites' names; empty where the
+            server gets single updates.
     """
 
     client: int

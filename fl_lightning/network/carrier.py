@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -109,9 +110,11 @@ class GrpcServer:
         )
         pair = (self._kit.key, self._kit.certificate)
         credentials = grpc.ssl_server_credentials([pair], self._kit.authority, require_client_auth=True)
-        host = self._kit.host if self._kit.host in LOOPBACK else "[::]"
+        listens = self._kit
+        if listens.host not in LOOPBACK:
+            listens = replace(listens, host="::")  # at all addresses of the machine
         try:
-            self._server.add_secure_port(f"{host}:{self._kit.port}", credentials)
+            self._server.add_secure_port(listens.address, credentials)
         except RuntimeError as error:
             raise ConfigurationError(
                 f"expected port {self._kit.port} to be free, which the server's kit names: {error}"
@@ -288,8 +291,7 @@ class GrpcConnection:
             except OSError:
                 continue
         credentials = grpc.ssl_channel_credentials(self._kit.authority, self._kit.key, self._kit.certificate)
-        where = f"{self._kit.host}:{self._kit.port}"
-        self._channel = grpc.secure_channel(where, credentials, _options(self._limit))
+        self._channel = grpc.secure_channel(self._kit.address, credentials, _options(self._limit))
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         stream = self._channel.stream_stream(METHOD)(iter(self._outbox.get, None))
         self._messages = _messages(stream)

@@ -229,7 +229,7 @@ class JoinCLI(_NetworkCLI):
         print(f"{self._name}: client {client}, {counted(welcome.facts[0].size, 'training example')}", flush=True)
         kit = site_kit(Path(network.kit))
         say = partial(print, flush=True)
-        say(f"waiting for the server at {kit.host}:{kit.port} …")
+        say(f"waiting for the server at {kit.address} …")
         with held(self._folder), GrpcConnection(kit, self.message_limit, self._once, say) as connection:
             say("connected: waiting until all sites are there …")
             start = self._come(connection, welcome)
@@ -257,7 +257,7 @@ class JoinCLI(_NetworkCLI):
             say(f"{self._name} would tell this, {how}, and connects nowhere now:")
             say("\n".join(f"- {name}: {json.dumps(value)}" for name, value in asdict(told).items()))
             return
-        say(f"waiting for the server at {kit.host}:{kit.port} …")
+        say(f"waiting for the server at {kit.address} …")
         try:
             with GrpcConnection(kit, self.message_limit, once=True, say=say) as connection:
                 if hidden:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def statistics_of(data: FederatedData, clients: Sequence[int], smallest: int = S
     names: Any = getattr(data, "class_names", None) or None
     classes: list[Class] | None = None
     if names is not None:
-        classes = [name if type(name) is int else str(name) for name in names]
+        classes = list(map(_class_name, names))
     columns: tuple[str, ...] = ()
     sums = Sums()
     for client in clients:
@@ -109,6 +109,11 @@ def statistics_of(data: FederatedData, clients: Sequence[int], smallest: int = S
             for part in raw.parts:
                 sums = sums.joined(Sums.of(part))
     return Statistics(size, classes, told_counts(counts, smallest), columns, sums.values, sums.sums, sums.squares)
+
+
+def _class_name(name: Any) -> Class:
+    """Return a class's name as it is told: a whole number stays one."""
+    return name if type(name) is int else str(name)
 
 
 def told_counts(counts: Sequence[int], smallest: int) -> list[int | None]:
@@ -183,11 +188,12 @@ def combine(told: Mapping[str, Statistics]) -> Together:
     """
     first, *others = told
     for site in others:
-        for what, get in COMPARED.items():
-            if get(told[site]) != get(told[first]):
+        theirs = _shape(told[site])
+        for what, value in _shape(told[first]).items():
+            if theirs[what] != value:
                 raise ConfigurationError(
-                    f"expected all sites to have the same {what}, got {_short(get(told[first]))} at {first} and "
-                    f"{_short(get(told[site]))} at {site}: make them alike"
+                    f"expected all sites to have the same {what}, got {_short(value)} at {first} and "
+                    f"{_short(theirs[what])} at {site}: make them alike"
                 )
     sums = Sums()
     for statistics in told.values():
@@ -208,21 +214,25 @@ def combine(told: Mapping[str, Statistics]) -> Together:
 
 def _joined_counts(told: Sequence[Statistics], classes: Sequence[Class] | None) -> list[int | None]:
     """Add the numbers of examples by class; None for a class of which a site has not told its number."""
-    numbers = classes if classes is not None else range(max(len(statistics.counts) for statistics in told))
-    joined: dict[Any, int | None] = dict.fromkeys(numbers, 0)
+    joined: dict[Any, int | None] = dict.fromkeys(classes or (), 0)
     for statistics in told:
-        own = statistics.classes if statistics.classes is not None else range(len(statistics.counts))
+        own = statistics.classes
+        if own is None:
+            own = range(len(statistics.counts))
         for name, count in zip(own, statistics.counts, strict=True):
-            before = joined[name]
+            before = joined.get(name, 0)
             joined[name] = None if count is None or before is None else before + count
     return list(joined.values())
 
 
-COMPARED: dict[str, Callable[[Statistics], Any]] = {
-    "columns": lambda told: list(told.names),
-    "number of columns or channels": lambda told: len(told.values),
-    "type of classes": lambda told: sorted({type(name).__name__ for name in told.classes or ()}),
-}
+def _shape(told: Statistics) -> dict[str, Any]:
+    """Return what must be alike at all sites, by its name in a message."""
+    types = {type(name).__name__ for name in told.classes or ()}
+    return {
+        "columns": list(told.names),
+        "number of columns or channels": len(told.values),
+        "type of classes": sorted(types),
+    }
 
 
 def settings_of(data: FederatedData, together: Together) -> dict[str, Any]:

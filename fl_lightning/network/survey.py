@@ -80,7 +80,7 @@ def _gather(
         kind: the kind of the messages.
         read: reads the message of a site.
         say: is called with a line for each site.
-        at_loss: what to do with the message of a site that goes: keep it, drop it, or fail.
+        at_loss: whether the message of a site that goes is kept or dropped, or makes the survey fail.
     """
     told: dict[str, Told] = {}
     while len(told) < len(sites):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,6 +45,7 @@ class RunOptions:
         shorter: an option of the command that makes the runs shorter, to name where a run takes long; "" for none.
         on: file that says on which cluster the runs are trained; None for this machine.
         shard: which share of the runs this command trains, and of how many: (0, 1) for all runs.
+        until: when the training stops, in seconds of the monotonic clock.
         better: which values of metrics are better, by name, whatever the runs say.
     """
 
@@ -56,6 +59,7 @@ class RunOptions:
     shorter: str = ""
     on: Path | None = None
     shard: tuple[int, int] = (0, 1)
+    until: float = math.inf
     better: Mapping[str, Better] = field(default_factory=dict)
 
 
@@ -73,6 +77,7 @@ def read_options(
         ConfigurationError: there is no such option, or an option has no such value.
         SystemExit: help is asked for, and has been printed.
     """
+    began = time.monotonic()
     _add_options(parser, args[0])
     own, passed_on = _divide(args[1:], parts)
     asked, unknown = parser.parse_known_args(own)
@@ -92,6 +97,7 @@ def read_options(
         dry_run=asked.dry_run,
         on=asked.on,
         shard=asked.shard,
+        until=began + 60 * asked.minutes,
         better=better_in(asked.lower_is_better, asked.higher_is_better),
     )
 
@@ -110,6 +116,8 @@ def _add_options(parser: CommandParser, name: str) -> None:
     parser.add_argument("--on", type=Path, metavar="FILE", help=on)
     shard = "train one of N shares of the runs, I from 0 to N-1; the share that ends last writes the tables"
     parser.add_argument("--shard", type=read_shard, default=(0, 1), metavar="I/N", help=shard)
+    minutes = "stop after M minutes, and write the tables of the finished runs; the same command continues the others"
+    parser.add_argument("--minutes", type=read_minutes, default=math.inf, metavar="M", help=minutes)
     parser.add_argument("--accelerator", help="kind of device: cpu, gpu, …")
     parser.add_argument(
         "--dry-run",
@@ -129,6 +137,13 @@ def read_shard(text: str) -> tuple[int, int]:
         f"--shard must be I/N, I from 0 to N-1, got {text}: the tasks of an array of 8 (--array=0-7) give "
         "$SLURM_ARRAY_TASK_ID/8"
     )
+
+
+def read_minutes(text: str) -> float:
+    """Read ``--minutes M``: a number above 0, such as 14 or 0.5."""
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]*)?|\.[0-9]+", text) and float(text) > 0:
+        return float(text)
+    raise ConfigurationError(f"--minutes must be a number above 0, got {text}: 14 or 0.5")
 
 
 def _divide(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -23,6 +23,7 @@ from fl_lightning.reproduce.run_options import RunOptions
 from fl_lightning.reproduce.workers import Here
 from fl_lightning.runs.folder.lock import held
 
+TIME_OVER = 124  # exit status when the minutes are over, as of the command timeout
 PATIENCE_S = 60  # seconds that a shard waits for another one to write the tables
 RUNS = "runs"  # in the folder of all results, the folder of the runs
 
@@ -36,7 +37,7 @@ def run(experiments: Sequence[Experiment], runs: RunOptions) -> int:
 
     Returns:
         The exit status: 0; 1 if a run failed, which the tables then lack; 2 if data are missing or a measure is
-        unknown; 130 after Ctrl-C and 143 after SIGTERM, with tables of the finished runs.
+        unknown; 130 after Ctrl-C, 143 after SIGTERM and 124 after ``--minutes``, with tables of the finished runs.
     """
     known = Folders(runs.out / RUNS)
     planned = [(experiment, _plan(experiment, runs, known)) for experiment in experiments]
@@ -52,7 +53,7 @@ def run(experiments: Sequence[Experiment], runs: RunOptions) -> int:
         # Two commands must not write the same results: the second one is refused. Shards write one after the other.
         for folder in () if is_shard else folders:
             holds.enter_context(held(folder))
-        failed, stopped_by = _train(own, runs)
+        failed, stopped = _train(own, runs)
         if is_shard and not _all_finished(planned):
             _tell_of_shards(planned, runs)
         else:
@@ -63,9 +64,9 @@ def run(experiments: Sequence[Experiment], runs: RunOptions) -> int:
                 write(experiment, pairs, folder, runs)
     for job in failed:
         print(job.failure)
-    if stopped_by:
+    if stopped:
         print("stopped: the same command continues the runs")
-        return 128 + stopped_by
+        return stopped
     return 1 if failed else _print_problems(problems)
 
 
@@ -139,18 +140,20 @@ def _plan(experiment: Experiment, runs: RunOptions, folders: Folders) -> list[tu
 
 
 def _train(planned: Planned, runs: RunOptions) -> tuple[list[Job], int]:
-    """Train all jobs; return those that failed, and the number of the signal that stopped the training, or 0."""
+    """Train all jobs; return those that failed, and the exit status of a training that was stopped, or 0."""
     trained = [(experiment, pairs) for experiment, pairs in planned if experiment.is_trained]
     failed: list[Job] = []
     try:
         with _stopped_by_sigterm():
             if trained:
                 workers = Here(runs.jobs) if runs.on is None else OnCluster(runs.on, runs.jobs, runs.out)
-                failed = train_with_progress(trained, workers, runs.jobs, runs.shorter)
+                failed = train_with_progress(trained, workers, runs.jobs, runs.shorter, runs.until)
     except KeyboardInterrupt as interrupt:
         # SIGTERM leaves its number in the interrupt (_stopped_by_sigterm); Ctrl-C leaves nothing.
-        return [], int(next(iter(interrupt.args), signal.SIGINT))
-    return failed, 0
+        return [], 128 + int(next(iter(interrupt.args), signal.SIGINT))
+    ended = {job.folder for job in failed}
+    left = [job for _, pairs in trained for _, job in pairs if not job.finished and job.folder not in ended]
+    return failed, TIME_OVER if left else 0
 
 
 def _print_problems(problems: Sequence[str]) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -51,13 +53,19 @@ class Workers(Protocol):
         ...
 
 
-def train(jobs: Sequence[Job], workers: Workers, report: Callable[[Sequence[Job], Sequence[Job]], None]) -> list[Job]:
-    """Train all jobs that are not finished.
+def train(
+    jobs: Sequence[Job],
+    workers: Workers,
+    report: Callable[[Sequence[Job], Sequence[Job]], None],
+    until: float = math.inf,
+) -> list[Job]:
+    """Train all jobs that are not finished, as far as the time reaches.
 
     Args:
         jobs: jobs to train; jobs with the same folder are trained once.
         workers: the processes that train them, here or on a cluster.
         report: function that is called about twice a second with the jobs under way and the jobs that have failed.
+        until: when the training stops, in seconds of the monotonic clock.
 
     Returns:
         The jobs that failed; the end of a job's log says why.
@@ -66,7 +74,7 @@ def train(jobs: Sequence[Job], workers: Workers, report: Callable[[Sequence[Job]
     waiting = [job for job in by_folder.values() if not job.finished]
     failed: list[Job] = []
     try:
-        while waiting or workers.busy:
+        while (waiting or workers.busy) and time.monotonic() < until:
             room = workers.room(len(waiting))
             workers.start(waiting[:room])
             waiting = waiting[room:]

@@ -1,5 +1,6 @@
 """Convolutional networks: sizes as published or as their form implies, and what they refuse."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -53,6 +54,51 @@ def test_smallest_image(padding: int, channels: tuple[int, ...], smallest: int) 
     assert network(torch.zeros(1, 1, smallest, smallest)).shape == (1, 7)
     with pytest.raises(ConfigurationError, match=f"image_size must be at least {smallest} .*, got {smallest - 1}"):
         PooledCNN(7, 1, smallest - 1, channels, padding=padding)
+
+
+def relu_first(network: nn.Module) -> nn.Module:
+    """A copy of a network with each ReLU before the pooling, as papers write it."""
+    network = copy.deepcopy(network)
+    for part in network.modules():
+        if isinstance(part, nn.Sequential):
+            for place in range(1, len(part)):
+                if isinstance(part[place - 1], nn.MaxPool2d) and isinstance(part[place], nn.ReLU):
+                    part[place - 1], part[place] = part[place], part[place - 1]
+    return network
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "make",
+    [
+        PooledCNN,
+        lambda: LeNet(10, 1, 28),
+        lambda: SimpleCNN(10, 1),
+        lambda: TwoLayerCNN(10, 1),
+        lambda: CifarAlexNet(10, 1),
+    ],
+)
+def test_pooling_before_the_relu_trains_to_the_same_bits(
+    make: Callable[[], nn.Module], layout: torch.memory_format
+) -> None:
+    """Images with an empty half, as digits have: there, all values of a window are the same."""
+    network = make()
+    side = 28 if isinstance(network, PooledCNN) else 32
+    networks = [network, relu_first(network)]
+    assert str(networks[0]) != str(networks[1])
+    images = torch.randn(8, 1, side, side)
+    images[..., : side // 2] = 0
+    classes = torch.arange(8)
+    for own in networks:
+        own.to(memory_format=layout)
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+        torch.manual_seed(0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(own(images.to(memory_format=layout)), classes).backward()
+            optimizer.step()
+    for ours, theirs in zip(*(own.parameters() for own in networks), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_dropout_rates_are_where_they_belong() -> None:

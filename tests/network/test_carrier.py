@@ -115,6 +115,13 @@ def test_messages_go_both_ways_as_they_lie(kits: Path) -> None:
         assert said.splitlines()[-1] == "the end"
 
 
+@pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
+def test_a_server_may_be_known_by_its_address(host: str, tmp_path: Path) -> None:
+    make_kits(SITES, host, tmp_path, free_port())
+    with echoes(tmp_path, "anna"), server(tmp_path) as made:
+        assert heard(made, 1) == {("anna", b"here is anna")}
+
+
 @pytest.mark.parametrize("name", ["revoked", "cork", "a second one"])
 def test_who_may_not_take_part_is_told_so(name: str, kits: Path) -> None:
     site = "cork" if name == "cork" else "anna"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import psutil
@@ -20,8 +21,10 @@ from lib.command import HANG, TINY, Result, fit, process, rows, run
 from lib.job_folders import under_way as job_under_way
 from lib.wandb_files import wandb_records
 
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce import workers
 from fl_lightning.reproduce.jobs import Folders, Job, clear_run_without_round, plan, wandb_arguments
+from fl_lightning.reproduce.run_options import read_minutes
 from fl_lightning.runs.folder.checkpoints import last_of_run
 
 SWEEP = ["sweep", "--config", "tiny.yaml", "--grid", "data.partition.alpha=0.1,10.0", "--seeds", "2", "--rounds", "2"]
@@ -274,6 +277,36 @@ def test_interrupted_it_tabulates_what_is_there() -> None:
     assert result.status == 128 + signal.SIGTERM
     assert "the same command continues the runs" in result.out
     assert len(results()) == 1
+
+
+@pytest.mark.usefixtures("_hold")
+def test_when_the_minutes_are_over_it_stops_and_the_same_command_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock jumps in the second run's third round: the first run is tabulated, and the second keeps two rounds."""
+    began = time.monotonic()
+
+    def clock() -> float:
+        is_third = any(len(rows(file)) == 2 for file in Path("runs/sweep/runs").rglob("seed_2/run/*/metrics.csv"))
+        return began + 3600 if is_third else began
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "time", SimpleNamespace(monotonic=clock))
+        stopped = run(*LONG, "--minutes", "59.5")
+    assert stopped.status == 124
+    assert "the same command continues the runs" in stopped.out
+    assert list(results()["seed"]) == [1]
+    Path("hold").unlink()
+    again = run(*LONG, "--minutes", "59.5")
+    assert again.status == 0, again.err
+    assert list(results()["seed"]) == [1, 2]
+    (log,) = Path("runs/sweep/runs").rglob("seed_2/log.txt")
+    assert "Restored all states from the checkpoint" in log.read_text(), "it did not begin anew"
+
+
+def test_minutes_are_a_number_above_0() -> None:
+    assert [read_minutes(text) for text in ("14", "0.5", ".5")] == [14, 0.5, 0.5]
+    for text in ("0", "0.0", "-1", "inf", "nan", "1e3", "a", ""):
+        with pytest.raises(ConfigurationError, match="--minutes must be a number above 0, got"):
+            read_minutes(text)
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ class _Asked:
         sites: the sites.
 
     Attributes:
-        waiting: what was sent, by the client that has it and has yet to answer.
+        waiting: the models that were sent, by the clients that have yet to answer.
         gone: the clients whose sites are gone, and who have not answered.
     """
 

@@ -59,7 +59,7 @@ class Incoming:
         model: (P,) the client's model, or its update; None for a client that is left out.
         less: whether ``model`` is an update.
         reason: why the client is left out; empty for one that is not.
-        told: what is told in the open where ``model`` has the words of a sum; None where it is a model or an update.
+        told: the values in the open beside a ``model`` of hidden words; None where ``model`` is a model or an update.
     """
 
     client: int

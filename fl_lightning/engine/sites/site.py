@@ -105,7 +105,7 @@ def come(connection: Connection, welcome: Welcome, num_clients: int) -> Start:
 
     Args:
         connection: carries the messages.
-        welcome: what the site tells.
+        welcome: the site's name, facts and settings.
         num_clients: N, the number of clients of all sites.
 
     Raises:
@@ -136,7 +136,7 @@ class Site(Callback):
 
     Args:
         connection: carries the messages; the server has let the site in (:func:`come`).
-        welcome: what the site says when it comes again.
+        welcome: the site's name, facts and settings, which it tells when it comes again.
         folder: the site's own folder, of what stays here.
         say: is called with a line for each client that has trained.
         veil: hides the answers from the server, which gets their sum; None for a server that gets single ones.

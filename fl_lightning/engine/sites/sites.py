@@ -73,7 +73,7 @@ class _Place:
         clients: the ids of the site's clients.
         stage: how far the site has come.
         known: the buffers that the site was sent last.
-        shown: what the site shows to others with which it hides its answers.
+        shown: the signed public key of a site that hides its answers.
     """
 
     clients: Sequence[int]

@@ -26,6 +26,7 @@ from fl_lightning.runs.catalogue import metric_and_factor
 
 HERE = Path(__file__).parent
 CLAIMS = ["claim", "verdict", "ours", "paper", "unit", "seeds", "p", "needed"]
+DIFFERENCE = " − paper"  # ends the head of the column with a measure's difference
 DIGITS = {100.0: 2, 1.0: 4}  # digits after the point by a measure's factor: 2 in per cent, else 4; 1 for rounds
 
 
@@ -63,7 +64,7 @@ def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     for name in measures:
         head.append(name)
         if name in printed:
-            head += [f"{name} paper", f"{name} − paper"]
+            head += [f"{name} paper", f"{name}{DIFFERENCE}"]
     rows = []
     for _, cell in compared.groupby(keys, sort=False, dropna=False):
         row = [label(cell.iloc[0][name]) for name in labels]

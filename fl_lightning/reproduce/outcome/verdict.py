@@ -15,16 +15,20 @@ from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.outcome.claims import Vector, effects, paper_effect, shown
 from fl_lightning.reproduce.outcome.gate import parts_not_recorded, why_not_tested
 from fl_lightning.reproduce.outcome.numbers import on_paper
+from fl_lightning.reproduce.outcome.stand_in import At, StandIn, settings_at, stand_in
 
 # The numbers of seeds after which a claim is tested, and the levels of the tests; and the probability that one of these
 # looks decides although the effect is 0, or half of the paper's (tests/reproduce/outcome/test_verdict.py).
 LEVELS = {3: 0.01, 5: 0.01, 8: 0.015, 12: 0.025}
 FALSE = 0.049
-HOLDS, TOO_SMALL, OPPOSITE, SCALE, OPEN, NOT_RUN = VERDICTS = (
+HOLDS, TOO_SMALL, OPPOSITE, HOLDS_HERE, NOT_HERE, WITHHELD, OPEN, NOT_RUN = VERDICTS = (
     *("holds", "too small", "opposite"),
-    *("scale", "open", "not run"),
+    *("holds on the stand-in", "not on the stand-in"),
+    *("withheld", "open", "not run"),
 )
-DECIDED = VERDICTS[:3]
+DECIDED = VERDICTS[:5]
+AT_THE_SETTING = (HOLDS, TOO_SMALL, OPPOSITE, WITHHELD, OPEN)  # what runs at the paper's setting may say
+ON_A_STAND_IN = (HOLDS_HERE, NOT_HERE, WITHHELD, OPEN)  # and those on a stand-in
 POWER = 0.8  # probability with which the last look decides, with as many seeds as needed
 MOST_SEEDS = 1000  # largest number of seeds that is told
 
@@ -34,8 +38,8 @@ class Finding:
     """Holds the verdict of our runs on a claim, and the numbers behind it.
 
     Attributes:
-        verdict: one of VERDICTS.
-        why: why the claim is not tested, or what is known of an open claim; mostly empty.
+        verdict: one of VERDICTS; on a stand-in, one of its own (:func:`in_its_words`).
+        why: why the claim is not tested or the verdict withheld, or what is known of an open claim; mostly empty.
         compared: labels of the comparison that decides, of several.
         effect: mean effect over the seeds of the look that decides, or of the last look; above 0 in the claimed
             direction; nan if not run.
@@ -47,6 +51,8 @@ class Finding:
         p: p value of all looks together, nan if not tested: the look's own, times the sum of all levels, by the look's
             level (Bonferroni over the looks).
         starred: whether the verdict survives Holm's correction over the paper's tested claims.
+        stand_in: what the runs have in place of the paper's setting; None for that setting.
+        cells: number of cells that the effect is taken over.
     """
 
     verdict: str
@@ -59,6 +65,8 @@ class Finding:
     needed: int = 0
     p: float = math.nan
     starred: bool = False
+    stand_in: StandIn | None = None
+    cells: int = 0
 
 
 def judge(experiment: Experiment, results: pd.DataFrame) -> list[Finding]:
@@ -75,10 +83,13 @@ def judge(experiment: Experiment, results: pd.DataFrame) -> list[Finding]:
     if results.empty:
         return [Finding(NOT_RUN, "no run is finished") for _ in experiment.claims]
     paper = on_paper(experiment, results)
-    return [_finding(experiment, claim, results, paper) for claim in experiment.claims]
+    settings = settings_at(experiment) if experiment.claims else []
+    return [_finding(experiment, claim, results, paper, settings) for claim in experiment.claims]
 
 
-def _finding(experiment: Experiment, claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Finding:
+def _finding(
+    experiment: Experiment, claim: Claim, results: pd.DataFrame, paper: pd.DataFrame, settings: Sequence[At]
+) -> Finding:
     comparisons = effects(claim, results)
     values = [comparison.values for comparison in comparisons]
     theirs = [paper_effect(claim, paper, index) for index in range(len(comparisons))]
@@ -88,14 +99,17 @@ def _finding(experiment: Experiment, claim: Claim, results: pd.DataFrame, paper:
     halves = [_half_in_claimed_direction(effect) for effect in theirs]
     verdict, index, seeds, p = decide(values, halves, claim.by)
     why = why_not_tested(experiment, claim, results)
+    standing_in = stand_in(claim, settings)
     if why:
-        verdict = SCALE
+        verdict = WITHHELD
         p = math.nan
     elif verdict in (TOO_SMALL, OPPOSITE) and parts_not_recorded(experiment, results):
         verdict = OPEN
         why = f"its runs do not record {', '.join(parts_not_recorded(experiment, results))}"
     elif verdict == OPEN and decide(values, [0.0] * len(values), claim.by)[0] == HOLDS:
         why = "the side is clear, the size is not"
+    elif standing_in:
+        verdict, why = in_its_words(verdict, standing_in)
     if math.isnan(p):
         index = fewest
     looked_at = values[index][:seeds]
@@ -110,7 +124,23 @@ def _finding(experiment: Experiment, claim: Claim, results: pd.DataFrame, paper:
         seeds=seeds,
         needed=seeds_needed(looked_at, halves[index]) if verdict == OPEN and claim.by is None else 0,
         p=p,
+        stand_in=standing_in,
+        cells=comparisons[index].cells,
     )
+
+
+def in_its_words(verdict: str, standing_in: StandIn) -> tuple[str, str]:
+    """Say a verdict as one on a stand-in, and why it is withheld, if it is.
+
+    Longer steps hurt where shorter ones help: that an effect is not there is withheld at another learning rate.
+    """
+    if verdict == HOLDS:
+        return HOLDS_HERE, ""
+    if verdict not in (TOO_SMALL, OPPOSITE):
+        return verdict, ""
+    if standing_in.rate:
+        return WITHHELD, f"{verdict} with steps that are not the paper's, {standing_in.rate}"
+    return NOT_HERE, ""
 
 
 def _half_in_claimed_direction(effect: float) -> float:
@@ -140,7 +170,7 @@ def decide(values: Sequence[Vector], halves: Sequence[float], margin: float | No
             break
         found = p_values([effects_of_seeds[:seeds] for effects_of_seeds in values], halves, margin)
         clear = [name for name in found if found[name][0] < level]
-        # An effect below 0 is also too small: the first in the order of DECIDED stands.
+        # An effect below 0 is also too small: the first that p_values names stands.
         nearest = clear[0] if clear else min(found, key=lambda name: found[name][0])
         own_p, index = found[nearest]
         p = min(1.0, own_p / level * sum(LEVELS.values()))
@@ -153,7 +183,7 @@ def decide(values: Sequence[Vector], halves: Sequence[float], margin: float | No
 def p_values(
     values: Sequence[Vector], halves: Sequence[float], margin: float | None = None
 ) -> Mapping[str, tuple[float, int]]:
-    """Compute the p value of each verdict of DECIDED at one look, by t tests, and the comparison that decides.
+    """Compute the p value of each verdict at one look, by t tests, and the comparison that decides.
 
     A claim is opposite if the effect is below 0, too small if it is below half of the paper's, and holds if it is above
     that half; tests are two-sided. That two sides are equal within a margin is tested by two one-sided tests

@@ -23,7 +23,9 @@ from fl_lightning.runs.display.progress import Display
 OTHER_LINES = 4  # lines of the display beside the rows: bar, head, number of hidden cells, the cursor's line
 
 
-def train_with_progress(planned: Planned, workers: Workers, processes: int, shorter: str = "") -> list[Job]:
+def train_with_progress(
+    planned: Planned, workers: Workers, processes: int, shorter: str = "", until: float = math.inf
+) -> list[Job]:
     """Train all jobs that are not finished; show a live table in a terminal, or else print a line for each ended run.
 
     Args:
@@ -31,6 +33,7 @@ def train_with_progress(planned: Planned, workers: Workers, processes: int, shor
         workers: the processes that train the jobs, here or on a cluster.
         processes: number of jobs at a time.
         shorter: an option of the command that makes the runs shorter; "" for none.
+        until: when the training stops, in seconds of the monotonic clock.
 
     Returns:
         The jobs that failed.
@@ -63,7 +66,7 @@ def train_with_progress(planned: Planned, workers: Workers, processes: int, shor
 
     report((), ())
     with display:
-        return train(tracker.jobs, workers, report)
+        return train(tracker.jobs, workers, report, until)
 
 
 def announce(words: str) -> None:

@@ -201,9 +201,9 @@ def test_what_is_read_is_what_rows_and_claims_name() -> None:
     ends = {
         **dict.fromkeys((*figures, "fedmgc/fig-4"), 10),
         "fedlaw/fig-12": 50,
-        "pfllib/table-1": 10,
-        "pfllib/baselines": 10,
-        "controls/fine_tuning": 10,
+        "pfllib/table-1": 100,  # of 2,000
+        "pfllib/baselines": 100,
+        "controls/fine_tuning": 100,
         "controls/adapters": 5,
     }
     assert last == {**tables, **ends}, "the ends of curves"

@@ -70,7 +70,7 @@ def test_the_page_says_which_settings_were_changed(capsys: pytest.CaptureFixture
 
 def test_the_page_says_at_which_scale_the_runs_are(capsys: pytest.CaptureFixture[str]) -> None:
     reduced = "Small scale, not the paper's: a hundred images"
-    page = written(dataclasses.replace(PAPERS, scale="small", reduced=reduced), jobs(top1=[0.4, 0.5]))
+    page = written(dataclasses.replace(PAPERS, scale="small", reduced=reduced, claims=()), jobs(top1=[0.4, 0.5]))
     assert facts(page)[0] == reduced
     assert f"x: {reduced}\n" in capsys.readouterr().out
     assert "paper" not in Path("out/curves.csv").read_text()

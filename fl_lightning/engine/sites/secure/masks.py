@@ -98,7 +98,7 @@ class Masks:
         identity: the site's kit.
 
     Attributes:
-        bundle: what the site shows to the others.
+        bundle: the site's signed public key, which it shows to the others.
 
     Raises:
         ConfigurationError: the kit's key is of another kind.
@@ -211,7 +211,7 @@ def check_bundle(name: str, fit: str, bundle: Bundle, authority: x509.Certificat
     """Refuse a bundle that is not a site's own for a fit.
 
     Raises:
-        TrainingError: what is wrong with it; the message names the site.
+        TrainingError: the bundle is not; the message names the site and the reason.
     """
     begin = f"the public key of {name} is refused: "
     try:
@@ -351,7 +351,7 @@ class SiteMasks:
 
     @property
     def shown(self) -> Mapping[str, str]:
-        """What the site shows to the others."""
+        """The site's signed public key, as it shows it to the others."""
         return self._own.bundle.plain()
 
     def begin(self, asked: Outgoing) -> str:
@@ -389,7 +389,7 @@ def digest_of(asked: Outgoing, sizes: Sequence[int]) -> str:
     the update of another one from the sum.
 
     Args:
-        asked: what was sent to one of the clients.
+        asked: the model and the states that were sent to one of the clients.
         sizes: numbers of training examples of all clients, as the server tells them.
     """
     tensors = {"params": asked.params}

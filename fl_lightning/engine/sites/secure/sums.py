@@ -52,7 +52,7 @@ def check_secure(
         scaled: whether there is a GradScaler, as with precision 16-mixed.
 
     Raises:
-        ConfigurationError: what is refused, by name.
+        ConfigurationError: there is such a rule, monitor or setting, which the message names.
     """
     for callback in callbacks:
         reason = _needs_more(callback)
@@ -120,7 +120,7 @@ class Layout:
 
     Args:
         server: the orchestrator, at the server or at a site.
-        asked: what was sent.
+        asked: the model and the states that were sent.
 
     Attributes:
         weights: (N,) weights of all clients in the sum of updates.
@@ -182,7 +182,7 @@ class Veil(Protocol):
 
     @property
     def shown(self) -> Mapping[str, str]:
-        """What the site shows to the others."""
+        """The site's signed public key, as it shows it to the others."""
 
     def begin(self, asked: Outgoing) -> str:
         """Take note of the set of sites that a round names; return why the site does not answer, or nothing.
@@ -204,7 +204,7 @@ def answer_for_sum(answer: Incoming, asked: Outgoing, server: HasPolicy, say: Ca
 
     Args:
         answer: the answer.
-        asked: what was asked.
+        asked: the model and the states that were sent to the client.
         server: the orchestrator at the site.
         say: is called with a line for each metric that cannot be summed.
 
@@ -307,7 +307,7 @@ class Sum:
 
     Args:
         server: the orchestrator.
-        asked: what was sent, by client.
+        asked: the models and the states that were sent, by client.
     """
 
     def __init__(self, server: HasPolicy, asked: Mapping[int, Outgoing]) -> None:
