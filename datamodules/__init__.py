@@ -11,6 +11,7 @@ from fl_lightning.datamodules.changes.augmentation import AutoAugment as AutoAug
 from fl_lightning.datamodules.changes.augmentation import RandomCrop as RandomCrop
 from fl_lightning.datamodules.changes.augmentation import RandomFlip as RandomFlip
 from fl_lightning.datamodules.changes.corruption import Corruption as Corruption
+from fl_lightning.datamodules.changes.corruption import LabelFlip as LabelFlip
 from fl_lightning.datamodules.changes.corruption import LabelSwap as LabelSwap
 from fl_lightning.datamodules.changes.domain_shift import Blur as Blur
 from fl_lightning.datamodules.changes.domain_shift import Colour as Colour

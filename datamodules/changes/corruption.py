@@ -50,8 +50,7 @@ class LabelSwap(Corruption):
     """
 
     def __init__(self, share: float, pair: tuple[int, int] | None = None) -> None:
-        if not 0 <= share <= 1:  # also refuses nan
-            raise ConfigurationError(f"expected share of corrupted clients in [0, 1], got {share}: use 0.5 for half")
+        _check_share(share)
         if pair is not None and (len(pair) != 2 or pair[0] == pair[1] or min(pair) < 0):
             raise ConfigurationError(f"expected pair to be two different classes >= 0, got {pair}: use (0, 1), say")
         self.share = share
@@ -65,23 +64,67 @@ class LabelSwap(Corruption):
             raise ConfigurationError(
                 f"expected two classes below {num_classes} to swap, got pair={self.pair}: choose other classes"
             )
-        sizes = np.array([len(part) for part in parts])
-        with_data = np.flatnonzero(sizes)
-        count = min(round(self.share * len(parts)), len(with_data))
-        corrupted = np.zeros(len(parts), dtype=np.bool_)
-        corrupted[generator.choice(with_data, count, replace=False)] = True
-
+        chosen = _draw_parts(self.share, parts, generator)
         result = labels.clone()
-        if not count:
+        if not chosen:
             return result
-        rows = torch.cat([part for part, chosen in zip(parts, corrupted, strict=True) if chosen])
-        clients = np.repeat(np.arange(count), sizes[corrupted])
+        rows = torch.cat(chosen)
+        count = len(chosen)
+        clients = np.repeat(np.arange(count), [len(part) for part in chosen])
         held = labels[rows].numpy()
         pairs = np.tile(self.pair, (count, 1)) if self.pair else _draw_pairs(clients, held, num_classes, generator)
         first, second = pairs[clients].T
         swapped = np.where(held == first, second, np.where(held == second, first, held))
         result[rows] = torch.from_numpy(swapped)
         return result
+
+
+class LabelFlip(Corruption):
+    """Labels every example of some classes as one class at some clients, which are drawn among those with data.
+
+    Args:
+        share: share of all clients that are corrupted, in [0, 1]; rounded to whole clients, at most all clients with
+            data.
+        target: the class that the examples are labelled as.
+        sources: the classes that are labelled so; all classes by default.
+
+    Raises:
+        ConfigurationError: ``share`` is outside its range; in :meth:`corrupt`, a class does not exist.
+    """
+
+    def __init__(self, share: float, target: int, sources: Sequence[int] | None = None) -> None:
+        _check_share(share)
+        self.share = share
+        self.target = target
+        self.sources = sources
+
+    @override
+    def corrupt(
+        self, labels: Tensor, parts: Sequence[Tensor], num_classes: int, generator: np.random.Generator
+    ) -> Tensor:
+        sources = range(num_classes) if self.sources is None else self.sources
+        unknown = [label for label in (self.target, *sources) if not 0 <= label < num_classes]
+        if unknown:
+            raise ConfigurationError(
+                f"expected LabelFlip's classes from 0 to {num_classes - 1}, got {unknown[0]}: choose other classes"
+            )
+        result = labels.clone()
+        for part in _draw_parts(self.share, parts, generator):
+            flipped = torch.isin(labels[part], torch.tensor(sources))
+            result[part[flipped]] = self.target
+        return result
+
+
+def _check_share(share: float) -> None:
+    if not 0 <= share <= 1:  # also refuses nan
+        raise ConfigurationError(f"expected share of corrupted clients in [0, 1], got {share}: use 0.5 for half")
+
+
+def _draw_parts(share: float, parts: Sequence[Tensor], generator: np.random.Generator) -> list[Tensor]:
+    """Draw the clients to corrupt among those with data; return their parts in the order of the clients."""
+    with_data = np.flatnonzero([len(part) for part in parts])
+    count = min(round(share * len(parts)), len(with_data))
+    return [parts[client] for client in sorted(generator.choice(with_data, count, replace=False))]
 
 
 def _draw_pairs(clients: Ints, held: Ints, num_classes: int, generator: np.random.Generator) -> Ints:

@@ -23,6 +23,7 @@ from fl_lightning.runs.reader import Run
 USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
 UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is missing, damaged or half written
 MINUS = " - "  # between the two metrics of a measure that is their difference
+ROUNDS_TO = "rounds to "  # before the metric and the value of a measure that counts the rounds until it is reached
 # Name of an experiment's results file, and of its column with the settings that were changed, if any were.
 RESULTS, CHANGED = "results.csv", "changed"
 
@@ -130,11 +131,16 @@ def measure(experiment: Experiment, run: Run, name: str, round: int) -> float:
     """Compute a metric's mean over the experiment's ``last`` rounds up to ``round``; nan if the metric was not logged.
 
     The factor γ that FedLAW learns is averaged over the 21 rounds around the middle: rounds 90 to 110 in the paper.
-    ``train_top1 - top1`` is the difference of two metrics.
+    ``train_top1 - top1`` is the difference of two metrics; ``rounds to top1 97`` is the number of rounds until top-1
+    reaches 97 %, see :func:`rounds_to`.
     """
     if MINUS in name:
         more, less = name.split(MINUS)
         return measure(experiment, run, more, round) - measure(experiment, run, less, round)
+    if name.startswith(ROUNDS_TO):
+        reached, value = name.removeprefix(ROUNDS_TO).split()
+        metric, factor = metric_and_factor(reached)
+        return rounds_to(factor * values_by_round(run, metric), float(value))
     metric, factor = metric_and_factor(name)
     first = round - experiment.our_rounds(experiment.last) + 1
     last = round
@@ -142,6 +148,33 @@ def measure(experiment: Experiment, run: Run, name: str, round: int) -> float:
         first = round // 2 - experiment.our_rounds(10)
         last = round // 2 + experiment.our_rounds(10)
     return factor * float(values_by_round(run, metric).loc[first:last].mean())
+
+
+def rounds_to(values: pd.Series, value: float) -> float:
+    """Count the rounds until the best of the values so far reaches a value, interpolated between two rounds.
+
+    McMahan et al. (2017), Section 3, read rounds from a curve in this way. The best after rounds 1 to 3 is 90, 90 and
+    96, so that 93 is reached half way from round 2 to round 3:
+
+    >>> rounds_to(pd.Series([90.0, 80.0, 96.0], index=[1, 2, 3]), 93.0)
+    2.5
+
+    Args:
+        values: the values by round, of which higher ones are better.
+        value: the value to reach.
+
+    Returns:
+        The number of rounds; the first round's number if the first is good enough, nan if none is.
+    """
+    best = values.cummax()
+    below = best[best < value]
+    if len(below) == len(best):
+        return math.nan
+    there = best.index[len(below)]
+    if below.empty:
+        return float(there)
+    share = (value - below.iloc[-1]) / (best[there] - below.iloc[-1])
+    return float(below.index[-1] + share * (there - below.index[-1]))
 
 
 def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:

@@ -20,14 +20,14 @@ from fl_lightning.report.numbers import fixed, fixed_interval, p_value, signific
 from fl_lightning.report.statistics import label
 from fl_lightning.report.templates import environment, render
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
-from fl_lightning.reproduce.outcome.numbers import MINUS
+from fl_lightning.reproduce.outcome.numbers import MINUS, ROUNDS_TO
 from fl_lightning.reproduce.outcome.verdict import MOST_SEEDS, Finding
 from fl_lightning.runs.catalogue import metric_and_factor
 
 HERE = Path(__file__).parent
 CLAIMS = ["claim", "verdict", "ours", "paper", "unit", "seeds", "p", "needed"]
 DIFFERENCE = " − paper"  # ends the head of the column with a measure's difference
-DIGITS = {100.0: 2, 1.0: 4}  # digits after the point by a measure's factor: 2 in per cent, else 4
+DIGITS = {100.0: 2, 1.0: 4}  # digits after the point by a measure's factor: 2 in per cent, else 4; 1 for rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
         row = [label(cell.iloc[0][name]) for name in labels]
         row.append(str(int(cell["seeds"].max())))
         for name, numbers in zip(measures, cell.to_dict("records"), strict=True):
-            digits = DIGITS[_factor(name)]
+            digits = 1 if name.startswith(ROUNDS_TO) else DIGITS[_factor(name)]
             row.append(fixed_interval(numbers["mean"], numbers["half_width"], digits))
             if name in printed:
                 row += [fixed(numbers["paper"], digits), fixed(numbers["difference"], digits, "+")]

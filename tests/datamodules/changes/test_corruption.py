@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_lightning.datamodules import Corruption, LabelSwap
+from fl_lightning.datamodules import Corruption, LabelFlip, LabelSwap
 from fl_lightning.errors import ConfigurationError
 
 
@@ -28,6 +28,22 @@ def test_one_of_two_clients_by_hand() -> None:
     seen = Counter(str(corrupt(LabelSwap(0.5, pair=(0, 1)), labels, parts, 3, seed).tolist()) for seed in range(400))
     assert set(seen) == {"[1, 0, 2, 0, 1, 2]", "[0, 1, 2, 1, 0, 2]"}
     assert seen["[1, 0, 2, 0, 1, 2]"] / 400 == pytest.approx(0.5, abs=5 * math.sqrt(1 / 4 / 400))
+
+
+def test_flips_by_hand() -> None:
+    """Of two clients one labels its 0 and 1 as 2, the first as often as the second; 3 stays, 2 is 2."""
+    labels, parts = torch.tensor([0, 1, 2, 3] * 2), [torch.arange(4), torch.arange(4, 8)]
+    rule = LabelFlip(0.5, target=2, sources=[0, 1])
+    seen = Counter(str(corrupt(rule, labels, parts, 4, seed).tolist()) for seed in range(400))
+    assert set(seen) == {"[2, 2, 2, 3, 0, 1, 2, 3]", "[0, 1, 2, 3, 2, 2, 2, 3]"}
+    assert seen["[2, 2, 2, 3, 0, 1, 2, 3]"] / 400 == pytest.approx(0.5, abs=5 * math.sqrt(1 / 4 / 400))
+    assert corrupt(LabelFlip(1.0, target=2), labels, parts, 4).tolist() == [2] * 8
+
+
+@pytest.mark.parametrize(("target", "sources"), [(4, None), (-1, None), (2, [0, 4])])
+def test_flips_need_classes_that_exist(target: int, sources: list[int] | None) -> None:
+    with pytest.raises(ConfigurationError, match=r"^expected LabelFlip's classes from 0 to 3, got (4|-1): choose"):
+        corrupt(LabelFlip(1.0, target, sources), torch.arange(4), [torch.arange(4)], 4)
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 5), (0.5, 10), (0.75, 15), (1.0, 20)])

@@ -48,6 +48,19 @@ def test_a_measure_may_be_the_difference_of_two(tmp_path: Path) -> None:
     assert printed(experiment(), {"method": "B"}, "top1 - top1") == 0
 
 
+def test_a_measure_may_be_the_rounds_to_a_value(tmp_path: Path) -> None:
+    """The best so far is 50, 80, 80 and 90 %: 65 is half way from round 1 to 2, 85 half way from 3 to 4, 95 not there.
+
+    The value of a round itself is reached in this round: 80 in round 2, and 50 in the first.
+    """
+    run = finished(tmp_path, top1=[0.5, 0.8, 0.7, 0.9]).run
+    rounds = {value: measure(experiment(), run, f"rounds to top1 {value}", 9) for value in (40, 50, 65, 80, 85, 90)}
+    assert rounds == pytest.approx({40: 1, 50: 1, 65: 1.5, 80: 2, 85: 3.5, 90: 4})
+    assert math.isnan(measure(experiment(), run, "rounds to top1 95", 9))
+    assert math.isnan(measure(experiment(), run, "rounds to gamma_learned 1", 9))
+    assert printed(experiment([{"method": "A", "rounds to top1 90": 4}]), {"method": "A"}, "rounds to top1 90") == 4
+
+
 def test_gamma_is_the_mean_around_the_middle(tmp_path: Path) -> None:
     """Of 200 rounds, 90 to 110: here γ is 1 in these and 0 elsewhere; of 20, rounds 1 to 20."""
     run = finished(tmp_path, **{"fedlaw/gamma": [float(90 <= round <= 110) for round in range(1, 201)]}).run
