@@ -241,10 +241,12 @@ class Table(FederatedDataModule):
     @override
     def raw_inputs(self, client: int) -> RawInputs:
         """Return the features of a client's training rows, read again as float64."""
+        return RawInputs(tuple(self._dealt.features), self._raw_rows(client))
+
+    def _raw_rows(self, client: int) -> Iterator[Tensor]:
         dealt = self._dealt
         table = self._read("train", self.train)[dealt.trains].iloc[dealt.parts[client].numpy()]
-        values = table[dealt.features].to_numpy(dtype=np.float64)
-        return RawInputs(tuple(dealt.features), [torch.tensor(values)])
+        yield torch.tensor(table[dealt.features].to_numpy(dtype=np.float64))
 
     def _read(self, name: str, table: Any) -> DataFrame:
         """Return the training or the test table, with columns of names as they are written."""

@@ -88,6 +88,13 @@ class _NetworkCLI(FederatedCLI):
         model_bytes: int = sum(value.numel() * value.element_size() for value in values)
         return SMALLEST_LIMIT + MODELS * model_bytes
 
+    def _check_secure(self) -> None:
+        """Refuse what reads single updates, if there are none."""
+        network = self.network
+        if network.secure_aggregation:
+            clients = {site: [client] for client, site in enumerate(network.sites)}
+            check_secure(federated(self.trainer), self.model.arguments, clients, has_scaler(self.trainer))
+
     @override
     def _leaves_processes_open(self, trainer: Trainer) -> bool:
         return False
@@ -107,9 +114,8 @@ class ServeCLI(_NetworkCLI):
         trainer = self.trainer
         # What cannot be at sites is refused before these are waited for.
         check_at_sites(federated(trainer), trainer.world_size, self.model.clients_at_once)
+        self._check_secure()
         clients = {site: [client] for client, site in enumerate(network.sites)}
-        if network.secure_aggregation:
-            check_secure(federated(trainer), self.model.arguments, clients, has_scaler(trainer))
         folder = Path(self.folder.log_dir)
         known = _read_facts(folder, network.sites)
         with GrpcServer(server_kit(Path(network.kit)), network.sites, self.message_limit) as carrier:
@@ -221,6 +227,8 @@ class JoinCLI(_NetworkCLI):
     def run(self, command: Callable[[], None]) -> None:
         network = self.network
         client = network.client_of(self._name)
+        if not self._statistics:
+            self._check_secure()
         own = self.datamodule
         with isolated(CPU):
             own.prepare_data()

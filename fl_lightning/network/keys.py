@@ -34,7 +34,7 @@ def arguments(args: Sequence[str]) -> Namespace:
     parser.add_argument("--port", type=int, help="the server's port (default 8002, or that of before)")
     parser.add_argument("--days", type=int, default=730, help="life of the certificates (default %(default)s)")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="folder of the kits")
-    passphrase = f"the authority's key has a passphrase, or gets one: ask for it, or read {PASSPHRASE}"
+    passphrase = f"the authority's key has a passphrase, which a new one gets: ask for it, or read {PASSPHRASE}"
     parser.add_argument("--passphrase", action="store_true", help=passphrase)
     options = parser.parse_args(args[1:])
     check_installed()

@@ -27,8 +27,9 @@ usage: fl-lightning join --config FILE --network.kit FOLDER [--statistics] [--dr
 
 Train the client of this site for a server, from this site's own config, data and package. The options
 are those of fl-lightning fit; those that affect results must be the server's. --dry_run says what would
-be sent, and connects nowhere. A site waits for a server that is gone; with --once it ends. --statistics
-tells classes, sums and squares of this site's data to a server that asks for them, and trains nothing."""
+be sent, and connects nowhere. A site waits for a server that is not there, or is gone; with --once it
+ends when the server does. --statistics tells classes, sums and squared deviations of this site's data
+to a server that asks for them, and trains nothing."""
 WIDTH = 100  # of the help
 
 

@@ -171,8 +171,8 @@ def tell_for_sum(connection: Connection, told: Statistics, masks: Masks, sites: 
     if joined != Outline.joined({"all": joined, "this": outline}):
         raise TrainingError("expected the server to name this site's classes and columns among all, got others")
     masks.agree(bundles)
-    others = [f"{name} ({fingerprint_of(bundle)})" for name, bundle in bundles.items() if bundle != masks.bundle]
-    say(f"sums with {', '.join(others)}: the beginnings of their certificates' fingerprints")
+    named = [f"{name} ({fingerprint_of(bundle)})" for name, bundle in bundles.items()]
+    say(f"sums over {', '.join(named)}: the beginnings of the certificates' fingerprints")
     content = json.dumps([asdict(joined), sorted(bundles)])
     hidden = masks.hide_whole(joined.encode(told), joined.size, 1, bundles, content)
     connection.send(pack({"kind": SUMMAND}, hidden.to_bytes(joined.size, "little")))

@@ -148,7 +148,9 @@ def test_a_secure_run_over_grpc_is_that_of_a_run_here_but_for_rounding(kits: Pat
         for site in sites:
             said, _ = site.communicate(timeout=60)
             assert (site.returncode, said.splitlines()[-1]) == (0, "the server has no more rounds")
-            assert re.search(r"sums with \w+ \([0-9a-f]{16}\), \w+ \([0-9a-f]{16}\): the beginnings of", said)
+            assert re.search(
+                r"sums as \w+ \([0-9a-f]{16}\) with \w+ \([0-9a-f]{16}\), \w+ \([0-9a-f]{16}\): the beginnings", said
+            )
     plain = ["--trainer.callbacks", "[FedAvgM]", "--trainer.devices", "1"]
     assert run("fit", *RUN, *plain, "--experiment", "here").status == 0
     folders = [Path(f"runs/{name}/version_0/checkpoints/last.ckpt") for name in ("here", "served")]

@@ -36,7 +36,10 @@ def test_what_needs_one_machine_is_refused_at_once(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("", "GradientHarmonization reads single updates, but secure aggregation gives the server the sum over all"),
+        (
+            "",
+            "GradientHarmonization reads single updates; ConflictMonitor reads single updates, but secure aggregation gives",
+        ),
         ("--trainer.callbacks=[FedNova]", "FedNova reads the steps of each client, but secure aggregation gives"),
         (
             "--trainer.callbacks=[FedAvg] --model.max_update_norm 3",

@@ -40,6 +40,7 @@ class Facts:
         class_names: the names of the classes, in the order of their numbers; None where the data module has none.
         scaling: mean and standard deviation of each channel by which inputs are scaled; None where they are not.
         fingerprint: hash of the site's data, see :func:`data_fingerprint`.
+        columns: the names of the columns of inputs, in order; none for images and other data without names.
     """
 
     client: int
@@ -48,6 +49,7 @@ class Facts:
     class_names: Sequence[str] | None
     scaling: Sequence[Sequence[float]] | None
     fingerprint: str
+    columns: Sequence[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, data: FederatedData, client: int, row: int) -> Facts:
@@ -60,7 +62,9 @@ class Facts:
             class_names = [str(name) for name in names]
         mean, std = (getattr(data, name, None) for name in ("mean", "std"))
         scaling = None if mean is None or std is None else [list(mean), list(std)]
-        return cls(client, int(data.sizes[row]), own_counts, class_names, scaling, data.fingerprint())
+        raw = data.raw_inputs(row)
+        columns = [] if raw is None else list(raw.names)
+        return cls(client, int(data.sizes[row]), own_counts, class_names, scaling, data.fingerprint(), columns)
 
     @property
     def classes(self) -> Sequence[str] | int:
@@ -163,15 +167,15 @@ def _checked(facts: Facts) -> Facts:
         TypeError: they are not.
     """
     counts, names, scaling = facts.class_counts, facts.class_names, facts.scaling
-    lists = (counts, names, scaling, *(scaling or ()))
+    lists = (counts, names, scaling, *(scaling or ()), facts.columns)
     if not all(isinstance(value, list | None) for value in lists):
         raise TypeError("expected lists")
     if not all(map(is_count, (facts.client, facts.size, *(counts or ())))):
         raise TypeError(f"expected whole numbers from 0 to {LARGEST:,}")
     if not all(map(is_number, chain(*(scaling or ())))):
         raise TypeError("expected mean and standard deviation")
-    if not all(isinstance(name, str) for name in (facts.fingerprint, *(names or ()))):
-        raise TypeError("expected names of classes, and a hash")
+    if not all(isinstance(name, str) for name in (facts.fingerprint, *(names or ()), *facts.columns)):
+        raise TypeError("expected names of classes and of columns, and a hash")
     return facts
 
 

@@ -341,6 +341,11 @@ class Sites:
                         f"site {site} has the classes {fact.classes}, and site {self.site_of(other.client)} "
                         f"{other.classes}: let the data of all sites have the same classes, those without examples too"
                     )
+                if list(other.columns) != list(fact.columns):
+                    raise ConfigurationError(
+                        f"site {site} has the columns {fact.columns}, and site {self.site_of(other.client)} "
+                        f"{other.columns}: name them in data.features, in one order, everywhere"
+                    )
                 if other.scaling != fact.scaling:
                     raise ConfigurationError(
                         f"site {site} scales inputs by mean and standard deviation {fact.scaling}, and site "

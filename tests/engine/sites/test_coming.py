@@ -110,9 +110,18 @@ def another_scale(made: Pairs) -> None:
     made.tell("anna", facts(0, scaling=[[0.5], [0.2]]))
 
 
+def other_columns(made: Pairs) -> None:
+    made.tell("berlin", facts(1, columns=["age", "pressure"]))
+    made.tell("anna", facts(0, columns=["pressure", "age"]))
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
+        (
+            other_columns,
+            r"site anna has the columns \['pressure', 'age'\], and site berlin \['age', 'pressure'\]: name them in",
+        ),
         (
             another_model,
             r"expected site anna to have the settings .*: model\.local_epochs \(2 here, 3 there\): tr",

@@ -368,7 +368,8 @@ class SiteMasks:
             return str(error)
         new = [f"{name} ({fingerprint_of(self._bundles[name])})" for name in self._own.agree(self._bundles)]
         if new:
-            self._say(f"sums with {', '.join(new)}: the beginnings of their certificates' fingerprints")
+            own = f"{self._name} ({fingerprint_of(self._own.bundle)})"
+            self._say(f"sums as {own} with {', '.join(new)}: the beginnings of the certificates' fingerprints")
         return ""
 
     def hide(self, words: Tensor, asked: Outgoing) -> None:

@@ -54,14 +54,17 @@ def check_secure(
     Raises:
         ConfigurationError: there is such a rule, monitor or setting, which the message names.
     """
+    reasons = {}
     for callback in callbacks:
         reason = _needs_more(callback)
         if reason is not None:
-            name = type(callback).__name__
-            raise ConfigurationError(
-                f"{name} {reason}, but secure aggregation gives the server the sum over all clients alone: leave "
-                f"{name} out, or set network.secure_aggregation to false"
-            )
+            reasons[type(callback).__name__] = reason
+    if reasons:
+        refused = "; ".join(f"{name} {reason}" for name, reason in reasons.items())
+        raise ConfigurationError(
+            f"{refused}, but secure aggregation gives the server the sum over all clients alone: leave "
+            f"{', '.join(reasons)} out, or set network.secure_aggregation to false"
+        )
     if settings["max_update_norm"] is not None:
         raise ConfigurationError(
             f"model.max_update_norm {settings['max_update_norm']} compares the norms of single updates, but secure "
