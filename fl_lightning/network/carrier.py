@@ -109,7 +109,6 @@ class GrpcServer:
         self._limit = limit
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
-        self._ends = False
         self._arrived: queue.Queue[Heard | Gone] = queue.Queue(UNREAD * len(self._sites))
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -173,7 +172,6 @@ class GrpcServer:
     def stop(self) -> None:
         """End the connections, upon which the sites end, too."""
         with self._lock:
-            self._ends = True
             for line in self._lines.values():
                 line.waiting.put(None)
         limit = time.monotonic() + GOODBYE_S
@@ -189,8 +187,6 @@ class GrpcServer:
         site = self._name_of(context)
         line = _Line()
         with self._lock:
-            if self._ends:  # a site comes again at once, for which the end would wait
-                context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
             if site in self._lines:
                 context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{site} is there already: end the other one first")
             self._lines[site] = line

@@ -38,7 +38,7 @@ def test_what_needs_one_machine_is_refused_at_once(
     [
         (
             "",
-            "GradientHarmonization reads single updates; ConflictMonitor reads single updates, but secure aggregation gives",
+            "GradientHarmonization reads single updates; ConflictMonitor reads single updates, but secure aggregation",
         ),
         ("--trainer.callbacks=[FedNova]", "FedNova reads the steps of each client, but secure aggregation gives"),
         (

@@ -161,8 +161,9 @@ class Sites:
 
     @property
     def missing(self) -> list[str]:
-        """The names of the sites that are not there."""
-        return [site for site, place in self._places.items() if place.stage < Stage.THERE]
+        """The names of the sites that are not there; until all are told to begin, of those that have not come."""
+        least = Stage.LET_IN if self._start is None else Stage.THERE
+        return [site for site, place in self._places.items() if place.stage < least]
 
     def _at_least(self, stage: Stage) -> list[str]:
         return sorted(site for site, place in self._places.items() if place.stage >= stage)
@@ -200,6 +201,8 @@ class Sites:
 
     def say_end(self, reason: str) -> None:
         """Tell the sites that the run ends before its last round, and why."""
+        if self._start is None:  # sites that wait for their start wait for another server, too
+            return
         for site in self._at_least(Stage.LET_IN):
             self._tell(site, pack_end(reason))
 
