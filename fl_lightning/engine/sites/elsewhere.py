@@ -92,9 +92,10 @@ class Elsewhere:
         arrived = len(clients) - len(round.failures)
         least = min(self._sites.min_clients, len(clients))
         if arrived < least:
+            go_on = "begin again" if round.number == 1 else "go on from the last checkpoint (--ckpt_path last)"
             raise TrainingError(
                 f"round {round.number}: {arrived} of {len(clients)} clients have answered, expected at least {least} "
-                "(network.min_clients): bring the sites back, and go on from the last checkpoint (--ckpt_path last)"
+                f"(network.min_clients): the lines above and those at the sites say why; mend that, and {go_on}"
             )
 
     def _take(self, round: Round, waiting: dict[int, Outgoing], answer: Answered) -> None:
