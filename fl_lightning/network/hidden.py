@@ -35,7 +35,7 @@ class Outline:
         """Refuse what is no outline, from another machine.
 
         Raises:
-            TypeError: it has values of other types.
+            TypeError: a value has another type.
             ValueError: its values contradict one another.
         """
         if not isinstance(self.classes, list) or not isinstance(self.names, list):

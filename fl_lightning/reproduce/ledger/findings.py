@@ -87,7 +87,7 @@ class Ledgers:
 
     Attributes:
         at_the_setting: the claims that count at their paper's setting.
-        on_a_stand_in: those that were run on a stand-in alone.
+        on_a_stand_in: the claims that were run on a stand-in alone.
         not_run: all others.
     """
 
@@ -137,8 +137,10 @@ def ledger(out: Path) -> list[Entry]:
     families: dict[tuple[str, bool], list[Entry]] = {}
     for entry in entries:
         families.setdefault(_family(entry), []).append(entry)
-    # Of each family, the corrected values in the order of its entries.
-    corrected = {name: iter(holm([entry.best.p for entry in own])) for name, own in families.items()}
+    corrected = {}  # of each family, the corrected values in the order of its entries
+    for name, own in families.items():
+        values = holm([entry.best.p for entry in own])
+        corrected[name] = iter(values)
     return [_with_star(entry, next(corrected[_family(entry)]) <= LEVEL) for entry in entries]
 
 

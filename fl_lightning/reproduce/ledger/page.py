@@ -194,7 +194,10 @@ def _paper_section(own: Sequence[Entry], page: Path) -> dict[str, Any]:
 
 def _numbers_of(paper: str, own: Sequence[Entry], out: Path, page: Path) -> str:
     """Write a paper's page of numbers: what the gate sees, and for each experiment its claims and cells by scale."""
-    by_experiment = [list(group) for _, group in itertools.groupby(own, key=lambda entry: entry.experiment.id)]
+    groups: dict[str, list[Entry]] = {}
+    for entry in own:
+        groups.setdefault(entry.experiment.id, []).append(entry)
+    by_experiment = [*groups.values()]
     return tables.page_from(
         "ledger-numbers.md.j2",
         paper=paper,
@@ -253,9 +256,12 @@ def _cells(experiment: Experiment, scale: str, results: pd.DataFrame) -> str:
     if settings:
         points: list[dict[Any, Any]] = compared.loc[:, :"round"].drop_duplicates().to_dict("records")
         shown = [at for at, name in enumerate(head) if not name.endswith(tables.DIFFERENCE)]
-        stand_ins = [in_place_of([at for at in settings if has(point, at.labels)]) for point in points]
+        told = []
+        for row, point in zip(rows, points, strict=True):
+            stand_in = in_place_of([at for at in settings if has(point, at.labels)])
+            told.append([*(row[at] for at in shown), str(stand_in or "")])
         head = [*(head[at] for at in shown), "run on"]
-        rows = [[*(row[at] for at in shown), str(of or "")] for row, of in zip(rows, stand_ins, strict=True)]
+        rows = told
     return "\n".join(pipes(head, rows))
 
 

@@ -88,8 +88,9 @@ def _settings(shared: Settings, changes: Iterable[tuple[str, Any]]) -> dict[str,
     found = dict(shared)
     for name, value in changes:
         if isinstance(value, Mapping):
-            below = [(name if key == "init_args" else f"{name}.{key}", inner) for key, inner in value.items()]
-            found = _settings(found, below)
+            for key, inner in value.items():
+                path = name if key == "init_args" else f"{name}.{key}"
+                found = _settings(found, [(path, inner)])
         else:
             found[name] = value
     return found
@@ -121,11 +122,12 @@ def in_place_of(meant: Sequence[At]) -> StandIn | None:
 
 def _is_meant(claim: Claim, labels: Labels) -> bool:
     """Tell whether a claim is about a cell, which has no label for the round."""
-    at, higher, than = (
-        {axis: label for axis, label in side.items() if axis != "round"}
-        for side in (claim.at, claim.higher, claim.than or claim.higher)
-    )
-    return has(labels, at) and (has(labels, higher) or has(labels, than))
+    sides = [_without_round(side) for side in (claim.higher, claim.than or claim.higher)]
+    return has(labels, _without_round(claim.at)) and any(has(labels, side) for side in sides)
+
+
+def _without_round(labels: Labels) -> Labels:
+    return {axis: label for axis, label in labels.items() if axis != "round"}
 
 
 def _differing(at: At) -> set[str]:

@@ -51,7 +51,7 @@ class Finding:
         p: p value of all looks together, nan if not tested: the look's own, times the sum of all levels, by the look's
             level (Bonferroni over the looks).
         starred: whether the verdict survives Holm's correction over the paper's tested claims.
-        stand_in: what the runs have in place of the paper's setting; None for that setting.
+        stand_in: the data, network and settings of runs that are not at the paper's setting; None at that.
         cells: number of cells that the effect is taken over.
     """
 
