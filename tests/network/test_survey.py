@@ -28,7 +28,7 @@ from fl_lightning.network.hidden import Outline
 from fl_lightning.network.statistics import Statistics
 from fl_lightning.network.survey import ASKED, FIT, ask, ask_for_sum, tell, tell_end, tell_for_sum
 
-from .test_command import command_of, joined, kits, there
+from .test_command import RUN, command_of, joined, kits, there
 
 SITES = ["anna", "berlin", "cork"]
 AUTHORITY = Authority()
@@ -315,7 +315,7 @@ def test_a_large_number_is_refused() -> None:
 def test_statistics_over_grpc(kits: Path, there: Path) -> None:
     """Three sites of digits, hidden: the mean is that of the pixels of all."""
     dealt = ["--network.dealt", "true", "--network.secure_aggregation", "true"]
-    with joined(kits, *dealt, "--statistics") as sites:
+    with joined(kits, *RUN, *dealt, "--statistics") as sites:
         served = process(*command_of("serve", kits / "server", *dealt, "--statistics", "statistics.yaml")[1:])
         assert served.returncode == 0, served.stderr
         for site in sites:
