@@ -111,13 +111,11 @@ def in_place_of(meant: Sequence[At]) -> StandIn | None:
     """Say what stands in for the paper's setting in some cells; None if nothing does."""
     if all(_differing(at) <= {*HARMLESS} for at in meant):
         return None
-    return StandIn(
-        data=_each(_data(at.ours) for at in meant),
-        network=_each(_network(at.ours) for at in meant),
-        parts=tuple(filter(None, (_each(_part(at, name) for at in meant) for name in COUNTED))),
-        rate=_rate(meant),
-        is_other_data=any("data.class_path" in _differing(at) for at in meant),
-    )
+    data = _each(_data(at.ours) for at in meant)
+    network = _each(_network(at.ours) for at in meant)
+    parts = [_each(_part(at, name) for at in meant) for name in COUNTED]
+    is_other_data = any("data.class_path" in _differing(at) for at in meant)
+    return StandIn(data, network, tuple(filter(None, parts)), _rate(meant), is_other_data)
 
 
 def _is_meant(claim: Claim, labels: Labels) -> bool:
