@@ -46,10 +46,10 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
         return pd.DataFrame()
     # A sweep may name a value twice: count each run once.
     table = pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True)
-    if not experiment.pooled:
-        return table
     cells = len({tuple(cell.labels.items()) for cell, _ in jobs})
-    whole = [pool(experiment, runs) for _, runs in table.groupby(["round", "seed"], sort=False) if len(runs) == cells > 1]
+    if not experiment.pooled or cells == 1:
+        return table
+    whole = [pool(experiment, runs) for _, runs in table.groupby(["round", "seed"], sort=False) if len(runs) == cells]
     return pd.concat([table, *whole], ignore_index=True)
 
 

@@ -180,6 +180,7 @@ def test_correlations_over_the_clients_of_two_runs(tmp_path: Path) -> None:
     assert abs(both["weights/size"] - table["weights/size"].iloc[:2].mean()) > 0.01, "no mere mean"
     alone = collect(experiment(**facts), [pairs[0], (pairs[1][0], waiting(tmp_path / "none"))])
     assert list(alone["epochs"]) == ["0"], "both runs or none"
+    assert list(collect(experiment(**facts), pairs[:1])["epochs"]) == ["0"], "one cell, as with --subset"
 
 
 def test_measures_that_no_run_logs_are_named(tmp_path: Path) -> None:
