@@ -61,8 +61,9 @@ class CoherenceMonitor(Monitor):
 
     - ``coherence/balanced``, ``coherence/imbalanced``: mean cosine of the updates within each half of the cohort, the
       half whose class shares vary less and the half whose vary more (Fig. 5); not logged for fewer than four clients.
-    - ``weights/size``, ``weights/balance``: Pearson's correlation, over the clients that have data, of the sum of λ_k
-      over the rounds so far with n_k, and with 1 / Var(D_k) (Table 11); not logged where a factor does not vary.
+    - ``weights/size``, ``weights/balance``, ``weights/product``: Pearson's correlation, over the clients that have
+      data, of the sum of λ_k over the rounds so far with n_k, with 1 / Var(D_k), and with the product of both (Table
+      11); not logged where a factor does not vary. ``weights/spread`` is the sum's standard deviation over the clients.
 
     All but the first need a data module whose ``class_counts()`` returns counts, not None.
     """
@@ -117,6 +118,20 @@ class CoherenceMonitor(Monitor):
             formula="Pearson's correlation over the clients of Σ_t λ_k with 1 / Var(D_k) (FedLAW, Table 11).",
             panel="what the weights follow",
         ),
+        Metric(
+            "weights/product",
+            "Correlation of weights with size times balance",
+            "Positive if large clients with balanced classes have the larger weights, summed over the rounds.",
+            formula="Pearson's correlation over the clients of Σ_t λ_k with n_k / Var(D_k) (FedLAW, Table 11).",
+            panel="what the weights follow",
+        ),
+        Metric(
+            "weights/spread",
+            "Spread of the weights",
+            "Standard deviation over the clients of a client's weight, summed over the rounds.",
+            formula="Standard deviation of Σ_t λ_k, over the clients that have data.",
+            panel="spread of the weights",
+        ),
     )
 
     @override
@@ -145,7 +160,8 @@ class CoherenceMonitor(Monitor):
         weights[clients] += cohort.weights
         self.state["weights"] = weights
         sizes = self._counts.sum(1).double()
-        for name, factor in (("size", sizes), ("balance", 1 / variance)):
+        orchestrator.log_round("weights/spread", float(weights[sizes > 0].std(correction=0)))
+        for name, factor in (("size", sizes), ("balance", 1 / variance), ("product", sizes / variance)):
             both = torch.stack([weights, factor])[:, sizes > 0]
             if math.isfinite(value := float(torch.corrcoef(both)[0, 1])):
                 orchestrator.log_round(f"weights/{name}", value)

@@ -1,4 +1,4 @@
-"""Curvature of the training loss around a model: the Hessian's largest eigenvalues, and loss surfaces."""
+"""Curvature of the loss around a model: the Hessian's largest eigenvalues with eigenvectors, and loss surfaces."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from fl_lightning.engine.module.params import join, memory_order
 from fl_lightning.seeding import derive, generator, seed_globals
 
 SMALL_MODEL = 50  # up to this many parameters, building the whole matrix takes no more products than Lanczos' method
+VALIDATED = 1000  # examples in a batch of validation examples, of which no gradient is kept
 RESTARTS = 100  # largest number of restarts of Lanczos' method; each takes about 15 products
 
 
-def top_eigenvalues(
+def top_eigenpairs(
     product: Callable[[Tensor], Tensor], start: Tensor, count: int = 5, tolerance: float = 1e-4
-) -> Tensor:
-    """Compute the eigenvalues of largest magnitude of a symmetric matrix, given its products with vectors alone.
+) -> tuple[Tensor, Tensor]:
+    """Compute the eigenvalues of largest magnitude of a symmetric matrix, and their eigenvectors, from products alone.
 
     Uses Lanczos' method with implicit restarts (ARPACK, Lehoucq et al., 1998). Like power iteration, the method needs
     products alone and returns eigenvalues with their signs; unlike power iteration, it also converges where eigenvalues
@@ -41,8 +42,9 @@ def top_eigenvalues(
         tolerance: largest residual ‖A x - λ x‖, relative to |λ|. The error of an isolated eigenvalue is much smaller.
 
     Returns:
-        (count,) float64 eigenvalues on the CPU, the largest magnitude first. Values no larger than rounding errors are
-        set to zero. All are nan, with a warning, if a product is not finite or 100 restarts do not suffice.
+        (count,) float64 eigenvalues on the CPU, the largest magnitude first, and (count, P) eigenvectors of length 1
+        with the dtype and device of ``start``; the sign of an eigenvector means nothing. Values no larger than rounding
+        errors are set to zero. All are nan, with a warning, if a product is not finite or 100 restarts do not suffice.
     """
     count = min(count, len(start))
 
@@ -53,33 +55,39 @@ def top_eigenvalues(
         return image
 
     try:
-        values = _spectrum(finite_product, start, count, tolerance)
+        values, vectors = _spectrum(finite_product, start, count, tolerance)
     except (FloatingPointError, ArpackError) as error:
         warnings.warn(f"the Hessian's eigenvalues could not be computed and are nan: {error}", stacklevel=2)
-        return torch.full((count,), torch.nan, dtype=torch.float64)
-    values = values[np.argsort(-np.abs(values), kind="stable")[:count]]
+        return torch.full((count,), torch.nan, dtype=torch.float64), torch.full_like(start.expand(count, -1), torch.nan)
+    first = np.argsort(-np.abs(values), kind="stable")[:count]
+    values = values[first]
     rounding = torch.finfo(start.dtype).eps * abs(values[0])
-    return torch.from_numpy(np.where(np.abs(values) <= rounding, 0, values)).double()
+    kept = torch.from_numpy(np.where(np.abs(values) <= rounding, 0, values)).double()
+    return kept, torch.from_numpy(vectors[:, first].T.copy()).to(start)
 
 
-def _spectrum(product: Callable[[Tensor], Tensor], start: Tensor, count: int, tolerance: float) -> NDArray[Any]:
-    """Return all eigenvalues of a small matrix, or the ``count`` largest of a large one, in any order."""
+def _spectrum(
+    product: Callable[[Tensor], Tensor], start: Tensor, count: int, tolerance: float
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return all eigenvalues of a small matrix, or the ``count`` largest of a large one, in any order.
+
+    The columns of the second array, (P, eigenvalues), are their eigenvectors.
+    """
     size = len(start)
     if size <= max(SMALL_MODEL, 2 * count):
         rows = torch.stack([product(row) for row in torch.eye(size, dtype=start.dtype, device=start.device)])
-        dense: NDArray[Any] = torch.linalg.eigvalsh(rows.double().cpu()).numpy()
-        return dense
+        values, vectors = np.linalg.eigh(rows.double().cpu().numpy())
+        return values, vectors
     if not product(start).any():  # ARPACK fails on a zero product
-        return np.zeros(count)
+        return np.zeros(count), np.eye(size, count)
 
     def multiply(vector: NDArray[Any]) -> NDArray[Any]:
         return product(torch.from_numpy(vector.ravel()).to(start)).cpu().numpy()
 
     first = start.cpu().numpy()
     matrix = LinearOperator((size, size), matvec=multiply, dtype=first.dtype)
-    settings = {"v0": first, "tol": tolerance, "maxiter": RESTARTS, "return_eigenvectors": False}
-    values: NDArray[Any] = eigsh(matrix, count, which="LM", **settings)
-    return values
+    values, vectors = eigsh(matrix, count, which="LM", v0=first, tol=tolerance, maxiter=RESTARTS)
+    return values, vectors
 
 
 def hessian_product(loss: Tensor, parameters: Sequence[Tensor], vector: Tensor) -> Tensor:
@@ -178,7 +186,7 @@ def surface(
 
 
 class TrainingLoss:
-    """The client module's training loss over some of the clients' training examples: see :func:`training_loss`.
+    """The client module's training loss over some examples: see :func:`training_loss`.
 
     Args:
         orchestrator: the orchestrator, while a fit lasts.
@@ -215,7 +223,7 @@ class TrainingLoss:
 
 
 @contextmanager
-def training_loss(orchestrator: Server, examples: int) -> Iterator[TrainingLoss]:
+def training_loss(orchestrator: Server, examples: int, validation: bool = False) -> Iterator[TrainingLoss]:
     """Provide the global model's training loss for a monitor, and leave no trace in the run.
 
     The module is in evaluation mode: dropout is off, and BatchNorm uses its running statistics, as when the global
@@ -227,6 +235,7 @@ def training_loss(orchestrator: Server, examples: int) -> Iterator[TrainingLoss]
     Args:
         orchestrator: the orchestrator, as a server hook gets it.
         examples: number of examples; all if there are fewer.
+        validation: whether the examples are those of the data module's ``val_dataloader`` in place of the clients'.
     """
     module = orchestrator.client
     with (
@@ -235,17 +244,22 @@ def training_loss(orchestrator: Server, examples: int) -> Iterator[TrainingLoss]
         in_use(spare_metrics(module)),
         sdpa_kernel(SDPBackend.MATH),  # the other attention kernels have no second derivative
     ):
-        yield TrainingLoss(orchestrator, list(_sample(orchestrator, examples)))
+        yield TrainingLoss(orchestrator, list(_sample(orchestrator, examples, validation)))
 
 
-def _sample(orchestrator: Server, examples: int) -> Iterator[tuple[Any, int]]:
-    data = orchestrator.data
+def _sample(orchestrator: Server, examples: int, validation: bool) -> Iterator[tuple[Any, int]]:
+    data: Any = orchestrator.data
     seed_globals(derive(orchestrator.seed, "curvature"), orchestrator.device)  # for data sets that transform at random
-    every: ConcatDataset[Any] = ConcatDataset([data.client_dataset(k) for k in data.sizes.nonzero().flatten().tolist()])
+    batch_size = data.batch_size
+    if validation:
+        every = data.val_dataloader().dataset
+        batch_size = VALIDATED
+    else:
+        every = ConcatDataset([data.client_dataset(k) for k in data.sizes.nonzero().flatten().tolist()])
     drawn = torch.randperm(len(every), generator=orchestrator.generator("curvature"))[:examples].tolist()
     collate = data.collate_fn or default_collate
-    for begin in range(0, len(drawn), data.batch_size):
-        rows = drawn[begin : begin + data.batch_size]
+    for begin in range(0, len(drawn), batch_size):
+        rows = drawn[begin : begin + batch_size]
         # Transfer hooks do not augment a plain list. Each batch moves to the device once, so that all evaluations share
         # the batch.
         yield orchestrator.prepare_batch(collate([every[row] for row in rows])), len(rows)

@@ -18,7 +18,10 @@ from fl_lightning import (
     check_at_least,
     check_choice,
     check_positive,
+    is_due,
+    save_arrays,
 )
+from fl_lightning.later import later
 
 Mode = Literal["joint", "shrinking", "attentive", "swa"]
 Order = Literal["gamma first", "lambda first"]
@@ -27,6 +30,7 @@ Buffers = Literal["average", "proxy"]
 
 # From the published code: learning rate while averaging, epochs before averaging, epochs of half a cosine period.
 SWA_LR, SWA_START, COSINE = 0.05, 6, 100
+SETTLED = 0.1  # share of its way that a value which has settled still has before it
 
 
 def shares(scores: Tensor, form: Form) -> Tensor:
@@ -67,6 +71,23 @@ def gradients(gamma: float, scores: Tensor, along: Tensor, form: Form) -> tuple[
     return mean, factor * (slope - mean)
 
 
+def settled_after(values: Tensor) -> int:
+    """Count the epochs until values have settled: from then on they stay within a tenth of their way from their end.
+
+    The way is the largest distance from the last values. Here the distances are 8, 4, 0.5 and 0:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.fedlaw import settled_after
+    >>> settled_after(torch.tensor([[9.0], [5.0], [0.5], [1.0]]))
+    3
+
+    Args:
+        values: (epochs, D) the values after each epoch, not all the same.
+    """
+    left = torch.linalg.vector_norm(values - values[-1], dim=1)
+    return 2 + int((left > SETTLED * left.max()).nonzero().max())
+
+
 def measures(cohort: Cohort) -> dict[str, float]:
     """Compute the logged metrics: γ, λ by client, ‖γ Σ λ_k Δ_k‖, ‖(1 - γ) w‖ (eq. 4), and these norms' ratio r.
 
@@ -92,6 +113,10 @@ class FedLAW(FederatedCallback):
     of the step, ``fedlaw/global_gradient`` ‖γ η_g Σ λ_k Δ_k‖ and ``fedlaw/shrinking_gradient`` ‖(1 - γ) w‖ (eq. 4), and
     the ratio of these norms, ``fedlaw/ratio``, if γ ≠ 1.
 
+    With ``trajectories``, every so many rounds ``arrays/fedlaw_<round>.npz`` gets ``gamma`` (epochs,) and ``weights``
+    (epochs, K) after each epoch of the fit (Fig. 14), and the ``clients`` (K,); ``fedlaw/gamma_settled``
+    and ``fedlaw/weights_settled`` are the epochs until each stays within a tenth of its way from its end.
+
     Args:
         mode: "joint" learns γ and λ; "shrinking" learns γ alone (adaptive global weight shrinking, eq. 5); "attentive"
             learns λ alone (attentive learnable aggregation weights, eq. 7); "swa" learns γ and λ one after the other,
@@ -110,6 +135,7 @@ class FedLAW(FederatedCallback):
             "attentive", Fig. 5). None: all rounds learn.
         buffers: the new model's buffers: "average" by n_k, or "proxy", what the forward passes on the proxy set leave,
             as in the published code.
+        trajectories: number of rounds from one saved trajectory to the next; the last round has one, too. 0 for none.
 
     Attributes:
         trajectory: (epochs, 1 + K) γ and λ after each epoch of the last fit, for plots (Fig. 14); while x is averaged,
@@ -156,11 +182,24 @@ class FedLAW(FederatedCallback):
             "The largest of the weights λ that the server learned.",
             panel="largest weight",
         ),
+        Metric(
+            "fedlaw/gamma_settled",
+            "Epochs until γ has settled",
+            "Epochs of the server's fit until γ stays within a tenth of its way from its end (FedLAW, Fig. 14).",
+            panel="epochs until settled",
+        ),
+        Metric(
+            "fedlaw/weights_settled",
+            "Epochs until λ has settled",
+            "Epochs of the server's fit until λ stays within a tenth of its way from its end (FedLAW, Fig. 14).",
+            panel="epochs until settled",
+        ),
     )
 
     needs_proxy = True
     settles = frozenset({"weights", "shrinking"})
 
+    @later(trajectories=0)
     def __init__(
         self,
         mode: Mode = "joint",
@@ -172,6 +211,7 @@ class FedLAW(FederatedCallback):
         global_lr: float = 1.0,
         last_round: int | None = None,
         buffers: Buffers = "average",
+        trajectories: int = 0,
     ) -> None:
         check_choice("mode", mode, *get_args(Mode))
         check_choice("swa_order", swa_order, *get_args(Order))
@@ -179,13 +219,14 @@ class FedLAW(FederatedCallback):
         check_choice("buffers", buffers, *get_args(Buffers))
         check_positive(lr=lr, global_lr=global_lr)
         check_at_least(1, epochs=epochs, decay_every=decay_every)
+        check_at_least(0, trajectories=trajectories)
         if last_round is not None:
             check_at_least(0, last_round=last_round)
         if mode == "swa" and (epochs < 14 or epochs % 2):
             raise ConfigurationError(f"epochs must be even and at least 14 for swa, got {epochs}")
         self.mode, self.lr, self.epochs, self.decay_every, self.swa_order = mode, lr, epochs, decay_every, swa_order
         self.parametrization, self.global_lr, self.last_round = parametrization, global_lr, last_round
-        self.buffers = buffers
+        self.buffers, self.trajectories = buffers, trajectories
         self.trajectory = torch.zeros(0, 1, dtype=torch.float64)
 
     @override
@@ -193,9 +234,19 @@ class FedLAW(FederatedCallback):
         cohort = cohort.scaled(torch.full_like(cohort.weights, self.global_lr))
         if self.last_round is None or cohort.round <= self.last_round:
             cohort = self._fit(orchestrator, cohort)
+            if is_due(orchestrator, self.trajectories):
+                self._save_trajectory(orchestrator, cohort)
         for name, value in measures(cohort).items():
             orchestrator.log_round(f"fedlaw/{name}", value)
         return cohort
+
+    def _save_trajectory(self, orchestrator: Server, cohort: Cohort) -> None:
+        gamma, weights = self.trajectory[:, :1], self.trajectory[:, 1:]
+        for name, learned in (("gamma", gamma), ("weights", weights)):
+            if (learned != learned[-1]).any():
+                orchestrator.log_round(f"fedlaw/{name}_settled", settled_after(learned))
+        arrays = {"gamma": gamma[:, 0], "weights": weights, "clients": cohort.clients}
+        save_arrays(orchestrator, f"fedlaw_{cohort.round}", **arrays)
 
     def _fit(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         fit = _Fit(orchestrator, cohort, self.parametrization)

@@ -114,6 +114,11 @@ def _(plot: Lines, axes: Axes, shared: Common) -> None:
         shared.legend[mark.text] = ((2,), Line2D([], [], color="white", **style))
     set_ruler(axes.xaxis, plot.x, [x for line in plot.lines for x in line.points.index])
     set_ruler(axes.yaxis, plot.y)
+    if plot.x.log:
+        axes.set_xscale("log")
+        drawn = sorted({x for line in plot.lines for x in line.points.index})
+        axes.set_xticks(drawn, [f"{x:g}" for x in drawn])
+        axes.minorticks_off()
 
 
 def _style(line: Line, look: Look) -> dict[str, Any]:
@@ -202,8 +207,22 @@ def _(plot: Heat, axes: Axes, shared: Common) -> None:
 
 @paint.register(Surface)
 def _(plot: Surface, axes: Axes, shared: Common) -> None:
+    from matplotlib.lines import Line2D
+
     drawn = add_surface(axes, plot.steps, plot.loss, shared.levels)
-    axes.set(xlabel="along direction 1", ylabel="along direction 2")
+    if plot.outline is not None:
+        (inside,) = axes.fill(*plot.outline.T, fill=False, edgecolor="black", linewidth=0.8)
+        for contours in axes.collections:
+            contours.set_clip_path(inside)
+    if plot.dots is not None:
+        rounds = plot.dots.round(6).groupby(["x", "y"]).size()
+        places = rounds.index.to_frame()
+        axes.scatter(places["x"], places["y"], s=4 * rounds, color=COLOURS[1], linewidths=0, zorder=3)
+        style: dict[str, Any] = {"linestyle": "", "markersize": 5}
+        dot = Line2D([], [], marker="o", color=COLOURS[1], **style)
+        shared.legend["lowest loss; the area is the number of rounds"] = ((1,), dot)
+        shared.legend["equal weights"] = ((2,), Line2D([], [], marker="+", color="black", **style))
+    axes.set(xlabel=plot.x, ylabel=plot.y)
     axes.locator_params(nbins=2)
     axes.grid(visible=False)
     shared.colours[:] = [(drawn, Axis("loss"))]

@@ -24,10 +24,12 @@ class Axis:
     Attributes:
         title: title of the axis, with the unit in brackets if there is one.
         percent: whether the values are shares, written in per cent.
+        log: whether an x-axis of lines is logarithmic in print, with a tick at each point.
     """
 
     title: str
     percent: bool = False
+    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,14 +176,26 @@ class Surface:
         steps: (n,) positions along both directions.
         loss: (n, n) the loss; entry [i, j] is at ``steps[i]`` along the first direction and ``steps[j]`` along the
             second.
+        x: title of the first direction.
+        y: title of the second direction.
+        dots: the columns ``x`` and ``y``, by round, of dots that are drawn in print: where the loss is lowest.
+        outline: (m, 2) corners of a polygon outside of which nothing is drawn in print.
     """
 
     steps: NDArray[np.float64]
     loss: NDArray[np.float64]
+    x: str = "along direction 1"
+    y: str = "along direction 2"
+    dots: pd.DataFrame | None = None
+    outline: NDArray[np.float64] | None = None
 
     def table(self) -> pd.DataFrame:
-        """Tabulate the loss by the steps along both directions."""
-        return _table_of_cells(pd.DataFrame(self.loss, self.steps, self.steps), "d1", "d2", "loss")
+        """Tabulate the loss by the steps along both directions, and the dots by their rounds."""
+        grid = _table_of_cells(pd.DataFrame(self.loss, self.steps, self.steps), "d1", "d2", "loss")
+        if self.dots is None:
+            return grid
+        dots = self.dots.rename(columns={"x": "d1", "y": "d2"}).rename_axis("lowest in round").reset_index()
+        return pd.concat([grid, dots], ignore_index=True)
 
 
 @dataclass(frozen=True)

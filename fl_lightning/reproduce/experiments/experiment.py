@@ -71,16 +71,22 @@ class Plot:
     """Describes how a figure is drawn.
 
     Attributes:
-        measures: title of the axis for each measure: a metric by its name in the papers or by its own name, or
-            SIMILARITIES (pictures.py).
+        measures: title of the axis for each measure: a metric by its name in the papers or by its own name, or one of
+            BY (pictures.py), which lie in arrays.
         panels: axes of the grid with a panel for each label; the other axes tell lines apart.
-        kind: "curves" over the rounds, the "surface" of the loss after the last round, or the "partition" of the data,
-            for which nothing is trained.
+        kind: "curves" over the rounds; "labels", results against the labels of the axis ``over``; the "histogram" of
+            a metric over rounds and runs; the "epochs" of the server that FedLAW saved; the "surface" of the loss;
+            or the "partition" of the data, for which nothing is trained.
+        over: the axis of the grid whose labels, numbers above 0, are along the x-axis.
+        round: the paper's round whose surface is drawn, the last if None; or the middle of a histogram's rounds, which
+            are all rounds if None.
     """
 
     measures: Mapping[str, str] = field(default_factory=dict)
     panels: Sequence[str] = ()
-    kind: Literal["curves", "surface", "partition"] = "curves"
+    kind: Literal["curves", "labels", "histogram", "epochs", "surface", "partition"] = "curves"
+    over: str = ""
+    round: int | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,8 @@ class Experiment:
         tuning: values that the methods try before they are compared; None if the cells give all of their options.
         prints: whether the results are printed where they are written; else the caller tells them.
         noted: metrics that the results record beside the measures, and that no table shows.
+        pooled: label, by its axis, of a row for all cells together, whose measures are correlations over the clients
+            of all cells (numbers.py); empty for no such row.
     """
 
     id: str
@@ -147,6 +155,7 @@ class Experiment:
     tuning: Tuning | None = None
     prints: bool = True
     noted: tuple[str, ...] = ()
+    pooled: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_trained(self) -> bool:

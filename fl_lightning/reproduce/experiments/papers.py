@@ -1,8 +1,4 @@
-"""The papers' tables and figures, as their configs say below ``paper``: numbers, claims, and how a figure is drawn.
-
-Not drawn are figures of values that no run records (the coherence of groups of clients, losses by class, a server's
-epochs), and FedLAW's 9 and 11, whose runs are those of its 2.
-"""
+"""The papers' tables and figures, as their configs say below ``paper``: numbers, claims, and how a figure is drawn."""
 
 from __future__ import annotations
 

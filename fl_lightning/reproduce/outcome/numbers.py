@@ -22,6 +22,7 @@ from fl_lightning.runs.reader import Run
 
 USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
 UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is missing, damaged or half written
+SPREAD = "weights/spread"  # the clients' standard deviation, by which correlations are pooled
 MINUS = " - "  # between the two metrics of a measure that is their difference
 ROUNDS_TO = "rounds to "  # before the metric and the value of a measure that counts the rounds until it is reached
 # Name of an experiment's results file, and of its column with the settings that were changed, if any were.
@@ -44,7 +45,33 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
     if not rows:
         return pd.DataFrame()
     # A sweep may name a value twice: count each run once.
-    return pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True)
+    table = pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True)
+    cells = len({tuple(cell.labels.items()) for cell, _ in jobs})
+    if not experiment.pooled or cells == 1:
+        return table
+    whole = [pool(experiment, runs) for _, runs in table.groupby(["round", "seed"], sort=False) if len(runs) == cells]
+    return pd.concat([table, *whole], ignore_index=True)
+
+
+def pool(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
+    """Compute correlations over the clients of several runs together.
+
+    The runs' clients hold the same data, and a client's summed weights have the same mean in all runs. So the
+    covariance is the mean of the runs' covariances, and both variances are the means of the runs': with the runs'
+    correlations r and standard deviations s of the weights, the correlation of n runs is Σ r s / √(n Σ s²).
+
+    Args:
+        experiment: the experiment; its ``pooled`` labels the result, and its measures are correlations or differences
+            of two.
+        runs: a row for each run, with the measures and SPREAD.
+
+    Returns:
+        One row; beside labels and measures it is the last run's.
+    """
+    spread = runs[SPREAD]
+    factors = spread / math.sqrt(len(runs) * float((spread**2).sum()))
+    measures = list(dict.fromkeys(experiment.measures))
+    return runs.tail(1).assign(**experiment.pooled, **runs[measures].mul(factors, axis=0).sum(skipna=False))
 
 
 def _rows_of_job(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> list[dict[str, Any]]:

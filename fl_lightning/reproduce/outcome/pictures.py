@@ -13,9 +13,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fl_lightning.callbacks.monitors.surface import PLANE, plane_weights
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import data_of
-from fl_lightning.report.compared.long_table import column_per_run, long_table
+from fl_lightning.report.compared.long_table import column_per_run, long_table, values_by_round
 from fl_lightning.report.compared.methods import differing
 from fl_lightning.report.drawing import plots
 from fl_lightning.report.drawing.on_paper import save
@@ -24,13 +25,28 @@ from fl_lightning.report.statistics import band
 from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment, Plot
 from fl_lightning.reproduce.jobs import Job, Pairs, finished_by_cell
+from fl_lightning.reproduce.outcome.numbers import measure as result
 from fl_lightning.reproduce.outcome.numbers import printed, same
 from fl_lightning.runs.catalogue import about, axis_title, metric_and_factor
 from fl_lightning.runs.pictures import DRAWN
 from fl_lightning.runs.reader import load
 
 OURS = "ours"  # name of the only line of all panels
-SIMILARITIES = "similarities"  # the only measure that is no metric: sorted cosines of client pairs in the last round
+SIMILARITIES = "similarities"  # sorted cosines of client pairs in the last round
+# The measures that are no metrics, but arrays of the last round, each with the title of its x-axis: beside SIMILARITIES
+# those that HessianMonitor saves, each with the array of its x.
+FACTOR, STEP = "factor of all parameters", "step along the top eigenvector"
+BY = {
+    SIMILARITIES: ("pair of clients, by ascending cosine", ""),
+    "profile/train_by_factor": (FACTOR, "factors"),
+    "profile/val_by_factor": (FACTOR, "factors"),
+    "profile/train_by_step": (STEP, "steps"),
+    "profile/val_by_step": (STEP, "steps"),
+    "profile/share": ("value of a parameter", "values"),
+}
+BINS, BEYOND = 20, 0.01  # bins of a histogram, and the share of the values that lie beyond each of its ends
+OUTSIDE = -0.1  # least weight of a point on the plane of weights whose loss is drawn
+NORMAL = "normal distribution of the same mean and deviation"
 
 
 def picture(experiment: Experiment, pairs: Pairs, folder: Path) -> Path | None:
@@ -48,17 +64,28 @@ def picture(experiment: Experiment, pairs: Pairs, folder: Path) -> Path | None:
         only or more lines than can be told apart.
     """
     plot = experiment.plot
-    if plot and plot.kind == "partition":
-        drawn: plots.Plot | None = _partitions(pairs)
-    elif plot and plot.kind == "surface":
-        drawn = _surfaces(pairs)
-    else:
-        drawn = _curves(experiment, pairs)
+    drawn = _draw(experiment, plot, pairs) if plot else _curves(experiment, pairs)
     if drawn is None:
         return None
     path = folder / ("figure.png" if plot else "curves.png")
     save(drawn, folder, path.stem, kinds=("png", "pdf", "svg"))
     return path
+
+
+def _draw(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:
+    match plot.kind:
+        case "partition":
+            return _partitions(pairs)
+        case "surface":
+            return _surfaces(experiment, plot, pairs)
+        case "labels":
+            return _over_labels(experiment, plot, pairs)
+        case "histogram":
+            return _histogram(experiment, plot, pairs)
+        case "epochs":
+            return _epochs(plot, pairs)
+        case _:
+            return _curves(experiment, pairs)
 
 
 def _curves(experiment: Experiment, pairs: Pairs) -> plots.Plot | None:
@@ -93,22 +120,117 @@ def _usual_plot(experiment: Experiment, cells: Sequence[Mapping[str, Any]]) -> P
     return Plot({measure: axis_title(measure)}, [axis for axis in differing(cells) if axis != lines_by])
 
 
-def _surfaces(pairs: Pairs) -> plots.Plot | None:
-    """Plot the surfaces that LossSurface saved after the last round of each cell's run with the first seed.
+def _surfaces(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:
+    """Plot the surfaces that LossSurface saved after one round of each cell's run with the first seed.
 
-    The loss of the model, in the middle, is written behind the title.
+    The loss of the model, in the middle, is written behind the title. On the plane of three clients' weights, the dots
+    are the weights with the lowest loss in every round.
     """
     panels = {}
     for name, job in _jobs_of_first_seed(pairs).items():
-        file = job.run.arrays("surface").get(job.rounds) if job.finished else None
+        round = experiment.our_rounds(plot.round) if plot.round else job.rounds
+        files = job.run.arrays("plane") or job.run.arrays("surface")
+        file = files.get(round) if job.finished else None
         if file is None:
             continue
         arrays = load(file, "steps", "loss")
         steps = arrays["steps"]
         loss = arrays["loss"]
         middle = len(steps) // 2
-        panels[f"{name}: {loss[middle, middle]:.3g}"] = plots.Surface(steps, loss)
+        title = f"{name}: {loss[middle, middle]:.3g}"
+        plane = _plane(job)
+        if plane:  # what lies far outside of the plane's corners would take most of the scale of colours
+            loss = np.where((plane_weights(steps) < OUTSIDE).any(-1), np.nan, loss)
+        panels[title] = plots.Surface(steps, loss, **plane)
     return plots.Panels(panels) if panels else None
+
+
+def _plane(job: Job) -> dict[str, Any]:
+    """Return the best weights and the corners of the plane of three clients' weights; nothing for another surface."""
+    best = [values_by_round(job.run, f"surface/weight/{client}") for client in range(len(PLANE.T))]
+    if not len(best[0]):
+        return {}
+    directions = PLANE.numpy().T
+    dots = pd.DataFrame((np.stack(best, 1) - 1 / 3) @ directions, best[0].index, ["x", "y"])
+    corners = (np.eye(3) - 1 / 3) @ directions
+    return {
+        "x": "client 0 against 1 and 2",
+        "y": "client 1 against 2",
+        "dots": dots,
+        "outline": corners,
+    }
+
+
+def _over_labels(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:
+    """Plot the runs' results against the labels of an axis of the grid, a panel for each measure."""
+    axes = [axis for axis in differing([cell.labels for cell, _ in pairs]) if axis != plot.over]
+    panels = {}
+    for measure, title in plot.measures.items():
+        values: dict[str, dict[float, dict[int, float]]] = {}
+        for labels, jobs in finished_by_cell(pairs):
+            numbers = {job.seed: result(experiment, job.run, measure, job.rounds) for job in jobs}
+            if not all(map(math.isnan, numbers.values())):
+                values.setdefault(in_words(labels, axes) or OURS, {})[labels[plot.over]] = numbers
+        lines = []
+        for name, by_label in values.items():
+            lines.append(plots.Line(name, band(pd.DataFrame(by_label).T.sort_index())))
+        if lines:
+            panels[title] = plots.Lines(plots.Axis(plot.over, log=True), _y_axis(measure, title), lines)
+    return plots.Panels(panels) if panels else None
+
+
+def _histogram(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:
+    """Plot the histogram of a metric over the rounds of all finished runs, beside a normal distribution.
+
+    If the plot names a round, the rounds are the paper's ten before it and ten after it.
+    """
+    ((metric, title),) = plot.measures.items()
+    first, last = 1, None
+    if plot.round:
+        first, last = experiment.our_rounds(plot.round - 10), experiment.our_rounds(plot.round + 10)
+    found = [values_by_round(job.run, metric).loc[first:last] for _, job in pairs if job.finished]
+    values = np.concatenate([*found, []])
+    if not len(values):
+        return None
+    low, high = np.quantile(values, [BEYOND, 1 - BEYOND])
+    edges = np.linspace(low, high, BINS + 1)
+    middles = (edges[1:] + edges[:-1]) / 2
+    counts, _ = np.histogram(values, edges)
+    inside = values[(values >= edges[0]) & (values <= edges[-1])]
+    mean, deviation = inside.mean(), inside.std()
+    share = (edges[1] - edges[0]) * len(inside) / len(values)
+    normal = share * np.exp(-(((middles - mean) / deviation) ** 2) / 2) / (deviation * math.sqrt(2 * math.pi))
+    lines = [
+        plots.Line(OURS, _without_band(counts / len(values), middles)),
+        plots.Line(OURS, _without_band(normal, middles), NORMAL),
+    ]
+    return plots.Lines(plots.Axis(title), plots.Axis("share of the rounds", percent=True), lines)
+
+
+def _epochs(plot: Plot, pairs: Pairs) -> plots.Plot | None:
+    """Plot γ and λ after each of the server's epochs, for the first seed's first, middle and last saved round."""
+    panels = {}
+    (job,) = _jobs_of_first_seed(pairs).values()
+    files = job.run.arrays("fedlaw") if job.finished else {}
+    if not files:
+        return None
+    rounds = sorted(files)
+    for measure, title in plot.measures.items():
+        for round in dict.fromkeys([rounds[0], rounds[(len(rounds) - 1) // 2], rounds[-1]]):
+            arrays = load(files[round], "gamma", "weights", "clients")
+            values = arrays[measure].reshape(len(arrays["gamma"]), -1)
+            names = [f"client {client}" for client in arrays["clients"]] if measure == "weights" else [title]
+            epochs = range(1, len(values) + 1)
+            lines = []
+            for line, column in zip(names, values.T, strict=True):
+                lines.append(plots.Line(line, _without_band(column, epochs)))
+            panels[f"{title}, round {round}"] = plots.Lines(plots.Axis("epoch on the server"), plots.Axis(title), lines)
+    return plots.Panels(panels, columns=len(panels) // len(plot.measures))
+
+
+def _without_band(values: Any, x: Any) -> pd.DataFrame:
+    """Return the points of a line of single numbers."""
+    return pd.DataFrame({"mean": values, "low": math.nan, "high": math.nan, "seeds": 1}, index=x)
 
 
 def _partitions(pairs: Pairs) -> plots.Plot:
@@ -148,9 +270,9 @@ class Curve:
 
     Attributes:
         labels: the labels of the curve's cell.
-        measure: name of a metric in the papers, the metric's own name, or SIMILARITIES.
-        points: mean and edges over the seeds (see :func:`~fl_lightning.report.statistics.band`), by round or by the
-            rank of a pair of clients.
+        measure: name of a metric in the papers, the metric's own name, or one of BY.
+        points: mean and edges over the seeds (see :func:`~fl_lightning.report.statistics.band`), by round or by what
+            BY says.
     """
 
     labels: Mapping[str, Any]
@@ -170,10 +292,12 @@ def make_curves(measures: Sequence[str], pairs: Pairs) -> list[Curve]:
 
 
 def by_seed(jobs: Sequence[Job], measure: str) -> pd.DataFrame:
-    """Tabulate a measure by round (similarities by rank), one column per job that has the measure; gaps are nan."""
+    """Tabulate a measure by round (or by what BY says), one column per job that has the measure; gaps are nan."""
     if measure == SIMILARITIES:
         cosines = [_similarities(job) for job in jobs]
         return by_rank([values for values in cosines if len(values)])
+    if measure in BY:
+        return pd.DataFrame({job.seed: profile for job in jobs if (profile := _profile(job, measure)) is not None})
     metric, factor = metric_and_factor(measure)
     return factor * column_per_run(long_table([job.run for job in jobs], [metric]))
 
@@ -182,6 +306,17 @@ def _similarities(job: Job) -> NDArray[np.float64]:
     path = job.run.arrays("cosines").get(job.rounds)
     cosines = load(path, "before")["before"] if path else np.zeros((0, 0))
     return np.asarray(cosines[np.triu_indices(len(cosines), 1)])  # each pair once, and no client with itself
+
+
+def _profile(job: Job, measure: str) -> pd.Series[float] | None:
+    """Return what HessianMonitor saved in the last round, by its x; None if nothing."""
+    file = job.run.arrays("profile").get(job.rounds)
+    if file is None:
+        return None
+    _, x = BY[measure]
+    y = measure.removeprefix("profile/")
+    arrays = load(file, x, y)
+    return pd.Series(arrays[y], arrays[x])
 
 
 def by_rank(values: Sequence[NDArray[np.float64]]) -> pd.DataFrame:
@@ -233,7 +368,7 @@ def _panel(measure: str, title: str, by_name: Mapping[str, Curve], experiment: E
     for name, curve in by_name.items():
         marks += paper_marks(experiment, name, curve)
     return plots.Lines(
-        plots.Axis("pair of clients, by ascending cosine" if measure == SIMILARITIES else "round"),
+        plots.Axis(BY[measure][0] if measure in BY else "round"),
         _y_axis(measure, title),
         [plots.Line(name, curve.points) for name, curve in by_name.items()],
         marks,
@@ -242,6 +377,8 @@ def _panel(measure: str, title: str, by_name: Mapping[str, Curve], experiment: E
 
 def _y_axis(measure: str, title: str) -> plots.Axis:
     """Return the y-axis; a share under the metric's own name is shown in per cent, as papers print shares."""
+    if measure in BY:
+        return plots.Axis(title)
     metric, factor = metric_and_factor(measure)
     return plots.Axis(title, percent=about(metric).percent and factor == 1)
 

@@ -72,20 +72,27 @@ class Balanced(GivenData):
 
 
 @pytest.mark.parametrize(
-    ("cohorts", "size", "balance"),
-    [([[0, 1, 2, 3]], 1.0, 3 / 19**0.5), ([[0, 2], [2, 3]], -10 / 494**0.5, -3 / 26**0.5)],
+    ("cohorts", "size", "balance", "product", "spread"),
+    [
+        ([[0, 1, 2, 3]], 1.0, 3 / 19**0.5, 388 / (19 * 9136) ** 0.5, 19**0.5 / 36),
+        ([[0, 2], [2, 3]], -10 / 494**0.5, -3 / 26**0.5, -328 / (26 * 9136) ** 0.5, 26**0.5 / 12),
+    ],
 )
-def test_halves_by_balance_and_what_the_weights_follow(cohorts: Any, size: float, balance: float) -> None:
+def test_halves_by_balance_and_what_the_weights_follow(
+    cohorts: Any, size: float, balance: float, product: float, spread: float
+) -> None:
     """Clients 0 and 1 have the cosine -1/√2, 2 and 3 the cosine 1; 1 / Var is (16, 16, 4, 4), n = (4, 8, 4, 2).
 
     n less its mean is (-1/2, 7/2, -1/2, -5/2), of norm √19, and 3 its product with (1, 1, -1, -1) / 2. In two rounds
     the weights sum to (1/2, 0, 7/6, 1/3), less their mean (0, -1/2, 2/3, -1/6), of norm √26 / 6. Their products are
-    -1/2 · 7/2 - 2/3 · 1/2 + 1/6 · 5/2 = -5/3 and -1/2; √26 √19 = √494.
+    -1/2 · 7/2 - 2/3 · 1/2 + 1/6 · 5/2 = -5/3 and -1/2; √26 √19 = √494. n / Var is (64, 128, 16, 8), less its mean (10,
+    74, -38, -46), of norm √9136; its products are -5 + 259 + 19 + 115 = 388 and -37 - 76/3 + 23/3 = -164/3. In one
+    round the weights are n / 18.
     """
     updates = torch.tensor([[2.0, 0.0], [-1.0, 1.0], [-1.0, -2.0], [-2.0, -4.0], [0.0, 0.0]]).double()
     settings: dict[str, Any] = {"samples": [4, 8, 4, 2, 0], "data": Balanced}
     server, _ = serve(updates, CoherenceMonitor(), cohorts=cohorts, rounds=len(cohorts), **settings)
-    expected = {"weights/size": size, "weights/balance": balance}
+    expected = {"weights/size": size, "weights/balance": balance, "weights/product": product, "weights/spread": spread}
     if len(cohorts) == 1:
         expected |= {"coherence/balanced": -(0.5**0.5), "coherence/imbalanced": 1.0}
     names = ("weights/", "coherence/balanced", "coherence/imbalanced")

@@ -13,7 +13,7 @@ from fl_lightning.callbacks.monitors.curvature import (
     normalized_by_filter,
     random_directions,
     surface,
-    top_eigenvalues,
+    top_eigenpairs,
 )
 
 DRAW = torch.Generator().manual_seed(0)
@@ -23,7 +23,7 @@ ROTATION = torch.linalg.qr(torch.randn(80, 80, generator=DRAW, dtype=torch.float
 
 def top(matrix: Any, count: int = 5) -> list[float]:
     matrix = torch.as_tensor(matrix, dtype=torch.float64)
-    return top_eigenvalues(lambda vector: matrix @ vector, START[: len(matrix)], count).tolist()
+    return top_eigenpairs(lambda vector: matrix @ vector, START[: len(matrix)], count)[0].tolist()
 
 
 def test_small_matrices() -> None:
@@ -59,16 +59,18 @@ def test_what_is_not_finite_is_not_known() -> None:
     for size, first in ((3, 0), (3, 2), (80, 0), (80, 5)):
         calls = iter(range(1000))
         with pytest.warns(UserWarning, match="computed and are nan: a product with the Hessian is not finite"):
-            values = top_eigenvalues(lambda v: v if next(calls) < first else v / 0, START[:size])  # noqa: B023  # called here
+            values, vectors = top_eigenpairs(lambda v: v if next(calls) < first else v / 0, START[:size])  # noqa: B023  # called here
         assert values.shape == (min(size, 5),)
+        assert vectors.shape == (min(size, 5), size)
         assert values.isnan().all()
+        assert vectors.isnan().all()
 
 
 def test_what_does_not_converge_is_not_known() -> None:
     """The cosines of 20000 angles crowd at 1: a hundred restarts do not tell the first from the second."""
     spectrum = torch.cos(torch.linspace(0, torch.pi, 20000))
     with pytest.warns(UserWarning, match="could not be computed and are nan: ARPACK error -1: No convergence"):
-        values = top_eigenvalues(lambda vector: spectrum * vector, torch.ones(20000), count=1, tolerance=1e-7)
+        values, _ = top_eigenpairs(lambda vector: spectrum * vector, torch.ones(20000), count=1, tolerance=1e-7)
     assert values.isnan().all()
 
 
@@ -96,8 +98,13 @@ def test_the_hessian_of_a_network(hidden: int) -> None:
     assert torch.allclose(product(vector), whole @ vector, atol=1e-12)
     expected = sorted(torch.linalg.eigvalsh(whole).tolist(), key=abs, reverse=True)[:15]
     assert min(expected) < 0 < max(expected), "signs are to be told apart"
-    found = top_eigenvalues(product, torch.randn(len(whole), dtype=torch.float64), count=15)
+    found, vectors = top_eigenpairs(product, torch.randn(len(whole), dtype=torch.float64), count=15)
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
+    values, columns = np.linalg.eigh(whole.numpy())
+    for value, vector in zip(found[:5].tolist(), vectors[:5].numpy(), strict=True):
+        by_numpy = columns[:, np.abs(values - value).argmin()]
+        assert abs(vector @ by_numpy) == pytest.approx(1, abs=1e-6)
+        assert np.linalg.norm(vector) == pytest.approx(1)
 
 
 def test_hessian_product_by_hand() -> None:

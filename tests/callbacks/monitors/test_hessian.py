@@ -1,14 +1,16 @@
 """HessianMonitor on losses whose Hessian is known."""
 
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lib.toy import Manual, Quadratic, ToyData, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import HessianMonitor
@@ -44,7 +46,7 @@ def hessian(
     """What a monitor logs, by default one that measures every round."""
     run = trainer(monitor or HessianMonitor(every=1), **settings)
     run.fit(FederatedOrchestrator(client, on_bad_update="raise", seed=seed), datamodule=data)
-    named = ("hessian/", "parameters/")
+    named = ("hessian/", "parameters/", "profile/")
     return {name: float(value) for name, value in run.callback_metrics.items() if name.startswith(named)}
 
 
@@ -184,6 +186,46 @@ class Attention(Line):
 
 def test_attention() -> None:
     assert math.isfinite(first(Attention(), Points()))
+
+
+class Kept(Points):
+    """Validates on the input 3."""
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.tensor([[3.0]])))
+
+
+class Still(Line):
+    """Stays at 0.2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.constant_(self.layer.weight, 0.2)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def test_profile(tmp_path: Path) -> None:
+    """Of x²: 4.5 w² / 2 in training, 9 w² / 2 in validation, at w = 0.2 f and at w = 0.2 ± s. Only ±1 has length 1."""
+    logged = hessian(Still(), Kept(), HessianMonitor(1, points=5), default_root_dir=tmp_path)
+    assert logged["profile/loss"] == pytest.approx(0.18)
+    assert logged["profile/loss_rescaled"] == pytest.approx(0.81 * 0.18)
+    arrays = np.load(tmp_path / "arrays" / "profile_1.npz")
+    factors, steps = np.array([0.5, 0.75, 1, 1.25, 1.5]), np.array([-1, -0.5, 0, 0.5, 1])
+    assert arrays["factors"] == pytest.approx(factors)
+    assert arrays["steps"] == pytest.approx(steps)
+    for name, curvature in (("train", 4.5), ("val", 9.0)):
+        assert arrays[f"{name}_by_factor"] == pytest.approx(curvature / 2 * (0.2 * factors) ** 2, rel=1e-5)
+        by_step = curvature / 2 * (0.2 + steps) ** 2
+        assert sorted(arrays[f"{name}_by_step"]) == pytest.approx(sorted(by_step), rel=1e-4)
+    assert arrays["values"][arrays["share"] == 1] == pytest.approx([0.2])
+    assert arrays["share"].sum() == 1
+
+
+def test_no_profile_unless_asked(tmp_path: Path) -> None:
+    assert not [name for name in hessian(Still(), Kept(), default_root_dir=tmp_path) if name.startswith("profile/")]
+    assert not list(tmp_path.rglob("profile_*"))
 
 
 class Hidden(Line):

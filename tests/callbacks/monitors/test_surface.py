@@ -13,11 +13,12 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import LossSurface
 from fl_lightning.callbacks.monitors.curvature import random_directions
+from fl_lightning.callbacks.monitors.surface import best_weights
 
 
 class Two(FederatedDataModule):
@@ -105,6 +106,72 @@ def test_a_picture_for_loggers_that_take_some(tmp_path: Path) -> None:
     written = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in written.Images("surface/loss")] == [2, 3]
     assert len(surfaces(tmp_path)) == 2
+
+
+class Corners(Two):
+    """Three clients, each at a corner; validation at (0.2, 0.3)."""
+
+    num_clients = 3
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return TensorDataset(torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]][client]], dtype=torch.float64))
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.tensor([[0.2, 0.3]], dtype=torch.float64)))
+
+
+class Drawn(LightningModule):
+    """Half the squared distance to an example, where one step leads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([5.0, -7.0], dtype=torch.float64))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        return (self.w - batch[0]).square().sum() / 2
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None: ...
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def test_the_plane_of_three_weights(tmp_path: Path) -> None:
+    """The model of λ is (λ₁, λ₂), its loss ½ (λ₁ - 0.2)² + ½ (λ₂ - 0.3)². Client 0 alone is at √(2/3) along d₁.
+
+    Half-way, λ₁ = λ₂ = 1/3 ∓ 1/6; along d₂ at the span's half λ₁ = 1/3 ± 1/√12 and λ₂ = 1/3 ∓ 1/√12: the loss rises by
+    the mean of ½ (2/36) on both sides, and of ½ (2/12).
+    """
+    run = trainer(
+        LossSurface(points=21, span=(2 / 3) ** 0.5, directions="weights"),
+        default_root_dir=tmp_path,
+        limit_val_batches=1,
+    )
+    run.fit(FederatedOrchestrator(Drawn(), on_bad_update="raise"), datamodule=Corners())
+    assert not surfaces(tmp_path), "a report would call its directions random"
+    loss = np.load(tmp_path / "arrays" / "plane_1.npz")["loss"]
+    assert loss[10, 10] == pytest.approx(((1 / 3 - 0.2) ** 2 + (1 / 3 - 0.3) ** 2) / 2)
+    assert loss[20, 10] == pytest.approx((0.2**2 + 0.3**2) / 2)
+    assert loss[15, 10] == pytest.approx(((1 / 6 - 0.2) ** 2 + (1 / 6 - 0.3) ** 2) / 2)
+    apart = 12**-0.5
+    assert loss[10, 15] == pytest.approx(((1 / 3 + apart - 0.2) ** 2 + (1 / 3 - apart - 0.3) ** 2) / 2)
+    logged = {name: float(value) for name, value in run.callback_metrics.items()}
+    assert logged["surface/rise_1"] == pytest.approx(1 / 36)
+    assert logged["surface/rise_2"] == pytest.approx(1 / 12)
+
+
+def test_the_best_weights_are_not_negative() -> None:
+    """Lowest in the corner of the grid, where λ₁ < 0; without that, at client 0 alone, then at client 1's end."""
+    steps = np.linspace(-1, 1, 3) * (2 / 3) ** 0.5
+    loss = np.array([[9, 5, 9], [9, 4, 9], [0, 3, 9]], dtype=float)
+    assert best_weights(steps, loss) == pytest.approx([1, 0, 0])
+    loss[2, 1] = np.nan
+    assert best_weights(steps, loss) == pytest.approx([1 / 3, 1 / 3, 1 / 3])
+
+
+def test_refuses_a_plane_of_two_clients() -> None:
+    with pytest.raises(ConfigurationError, match=r"directions weights needs 3 clients, got 2: set data.num_clients 3"):
+        measured(Path(), LossSurface(directions="weights"))
 
 
 SURFACE = "{class_path: LossSurface, init_args: {every: 2, points: 3}}"

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -229,6 +231,23 @@ def test_trajectory() -> None:
     assert rule.trajectory.shape == (100, 3)
     assert close(rule.trajectory[0], [math.exp(-0.01), share, 1 - share], 1e-8)
     assert close(rule.trajectory[-1], [cohort.shrinking, *cohort.weights], 0.0)
+
+
+def test_trajectories_are_saved(tmp_path: Path) -> None:
+    """After rounds 2 and 3 of three; a value has settled from the epoch on that no later one leaves."""
+    rule = FedLAW(epochs=30, trajectories=2)
+    run = trainer(rule, rounds=3, default_root_dir=tmp_path)
+    run.fit(FederatedOrchestrator(Recorded()), datamodule=ProxyData(W0 - W, samples=SAMPLES))
+    files = sorted((tmp_path / "arrays").glob("fedlaw_*"))
+    assert [file.name for file in files] == ["fedlaw_2.npz", "fedlaw_3.npz"]
+    arrays = np.load(files[1])
+    assert arrays["clients"].tolist() == [0, 1]
+    assert np.c_[arrays["gamma"], arrays["weights"]].tolist() == rule.trajectory.tolist()
+    for name in ("gamma", "weights"):
+        values = arrays[name].reshape(30, -1)
+        left = [math.dist(row, values[-1]) for row in values]
+        settled = next(epoch for epoch in range(30) if max(left[epoch:]) <= max(left) / 10)
+        assert run.callback_metrics[f"fedlaw/{name}_settled"] == settled + 1
 
 
 def test_starts_from_the_weights_of_a_rule_before() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from lib.job_folders import finished, under_way, waiting
@@ -152,6 +153,34 @@ def test_labels_are_the_same_across_types() -> None:
     assert same(None, math.nan)
     assert not same("A", None)
     assert not same(0.1, math.inf)
+
+
+def test_correlations_over_the_clients_of_two_runs(tmp_path: Path) -> None:
+    """Of six clients with the same data in both runs, whose weights have the same mean: as NumPy has them together."""
+    draw = np.random.default_rng(0)
+    size = draw.uniform(1, 9, 6)
+    weights = draw.uniform(0, 1, (2, 6))
+    weights *= 2 / weights.sum(1, keepdims=True)
+    weights[1] = weights[1].mean() + 0.3 * (weights[1] - weights[1].mean())  # the spreads are unlike
+    balance = draw.uniform(1, 9, 6)
+    names = ("weights/size", "weights/balance", "weights/size - weights/balance")
+    facts = {"measures": names, "noted": ("weights/spread",), "pooled": {"epochs": "both"}}
+    found, pairs = {}, []
+    for name, factor in (("weights/size", size), ("weights/balance", balance)):
+        found[name] = np.corrcoef(np.r_[weights[0], weights[1]], np.r_[factor, factor])[0, 1]
+    for epochs, own in enumerate(weights):
+        logged = {"weights/size": np.corrcoef(own, size)[0, 1], "weights/balance": np.corrcoef(own, balance)[0, 1]}
+        values = {name: [value] for name, value in (logged | {"weights/spread": own.std()}).items()}
+        pairs.append((Cell({"epochs": str(epochs)}, ()), finished(tmp_path / str(epochs), **values)))
+    table = collect(experiment(**facts), pairs).set_index("epochs")
+    assert list(table.index) == ["0", "1", "both"]
+    both = table.loc["both"]
+    assert both["weights/size"] == pytest.approx(found["weights/size"])
+    assert both["weights/size - weights/balance"] == pytest.approx(found["weights/size"] - found["weights/balance"])
+    assert abs(both["weights/size"] - table["weights/size"].iloc[:2].mean()) > 0.01, "no mere mean"
+    alone = collect(experiment(**facts), [pairs[0], (pairs[1][0], waiting(tmp_path / "none"))])
+    assert list(alone["epochs"]) == ["0"], "both runs or none"
+    assert list(collect(experiment(**facts), pairs[:1])["epochs"]) == ["0"], "one cell, as with --subset"
 
 
 def test_measures_that_no_run_logs_are_named(tmp_path: Path) -> None:

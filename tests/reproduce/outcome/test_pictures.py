@@ -1,6 +1,7 @@
 """What is drawn is what lies in the run folders: lines, bands, panels, surfaces, partitions, the paper's points."""
 
 import base64
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from fl_lightning.datamodules import CIFAR10
 from fl_lightning.report.drawing.plots import Lines, Mark, Panels
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.experiments.papers import find
+from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.outcome.pictures import SIMILARITIES, Curve, by_rank, in_panels, make_curves, picture
 
 A = Cell({"method": "A"}, ())
@@ -37,6 +39,13 @@ def plots(found: Sequence[Curve], panels: Sequence[str], measures: Sequence[str]
     drawn = in_panels(found, {measure: measure for measure in measures}, panels, table())
     assert isinstance(drawn, Panels)
     return drawn
+
+
+def save(job: Job, name: str, **arrays: Any) -> None:
+    """Write arrays into a run's folder."""
+    folder = job.run.folder / "arrays"
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / f"{name}.npz", **arrays)
 
 
 def means(plot: Any) -> dict[str, list[float]]:
@@ -179,14 +188,91 @@ class TestPicture:
             job = finished(tmp_path / str(n), top1=[0.1, 0.2, 0.3])
             pairs.append((cell, job))
             if n < 2:
-                (job.run.folder / "arrays").mkdir()
                 loss = 10.0 * n + np.arange(1.0, 10.0).reshape(3, 3)
-                np.savez(job.run.folder / "arrays" / "surface_3.npz", steps=[-0.5, 0, 1], loss=loss)
+                save(job, "surface_3", steps=[-0.5, 0, 1], loss=loss)
         assert picture(figure, pairs[2:], tmp_path) is None
         assert picture(figure, pairs, tmp_path) == tmp_path / "figure.png"
         drawn = pd.read_csv(tmp_path / "figure.csv").set_index(["panel", "d1", "d2"])["loss"]
         assert len(drawn) == 18
         assert (drawn["FedAvg: 5", -0.5, 1.0], drawn["FedSAM: 15", -0.5, 1.0]) == (3.0, 13.0)
+
+    def test_the_plane_of_weights_with_its_best_points(self, tmp_path: Path) -> None:
+        """Of the paper's round 10 of 100, here round 1 of 10. Client 0 alone lies at √(2/3), client 2 at -1/√2.
+
+        Of the weights at steps of 1 only those in the middle and, (1.15, -0.07, -0.07), at (1, 0) are not below -0.1.
+        """
+        (figure,) = find("fedlaw/fig-12")
+        figure = dataclasses.replace(figure, pace=0.1)
+        best = {"surface/weight/0": [1.0, 0.0], "surface/weight/1": [0.0, 0.0], "surface/weight/2": [0.0, 1.0]}
+        job = finished(tmp_path / "0", top1=[0.1, 0.2], **best)
+        save(job, "plane_1", steps=[-1, 0, 1], loss=np.arange(9.0).reshape(3, 3))
+        save(job, "plane_2", steps=[-1, 0, 1], loss=np.zeros((3, 3)))
+        assert picture(figure, [(figure.cells[0], job)], tmp_path) == tmp_path / "figure.png"
+        drawn = pd.read_csv(tmp_path / "figure.csv")
+        assert drawn["loss"].dropna().tolist() == [4, 7]
+        dots = drawn.dropna(subset="lowest in round").set_index("lowest in round")[["d1", "d2"]]
+        assert dots.loc[1].tolist() == pytest.approx([(2 / 3) ** 0.5, 0])
+        assert dots.loc[2].tolist() == pytest.approx([-(6**-0.5), -(2**-0.5)])
+
+    def test_profiles_of_the_last_round(self, tmp_path: Path) -> None:
+        """Two seeds with the losses 1 and 3 at the factor 0.5: a mean of 2."""
+        (figure,) = find("fedlaw/fig-4")
+        pairs = []
+        for seed, low in ((1, 1.0), (2, 3.0)):
+            job = finished(tmp_path, seed, top1=[0.1])
+            shape = {"factors": [0.5, 1], "steps": [-1, 1], "values": [0, 0.02], "share": [0.7, 0.1]}
+            save(job, "profile_1", val_by_factor=[low, 0.5], val_by_step=[4, 5], **shape)
+            pairs.append((figure.cells[0], job))
+        picture(figure, pairs, tmp_path)
+        drawn = pd.read_csv(tmp_path / "figure.csv").set_index("panel")
+        losses = drawn.loc["test loss of the rescaled model"]
+        assert losses[["factor of all parameters", "mean"]].to_numpy().tolist() == [[0.5, 2], [1, 0.5]]
+        assert drawn.loc["share of the parameters"]["mean"].tolist() == [0.7, 0.1]
+        assert drawn.loc["test loss along the eigenvector"]["step along the top eigenvector"].tolist() == [-1, 1]
+
+    def test_results_over_labels(self, tmp_path: Path) -> None:
+        """The means of the last rounds by alpha, in its order, one line a method."""
+        (figure,) = find("fedlaw/fig-9")
+        figure = dataclasses.replace(figure, last=1)
+        pairs = []
+        for number, cell in enumerate(figure.cells):
+            pairs.append((cell, finished(tmp_path / str(number), top1=[0.0, 0.1 * number])))
+        picture(figure, pairs, tmp_path)
+        drawn = pd.read_csv(tmp_path / "figure.csv")
+        assert set(drawn["panel"]) == {"test accuracy (%)"}
+        numbers = {tuple(cell.labels[axis] for axis in ("alpha", "method")): n for n, (cell, _) in enumerate(pairs)}
+        mine = drawn[drawn["method"] == "FedAvg"]
+        assert mine["alpha"].tolist() == [0.1, 1, 10, 100]
+        assert mine["mean"].tolist() == pytest.approx([10 * numbers[alpha, "FedAvg"] for alpha in mine["alpha"]])
+
+    def test_a_histogram_beside_a_normal_distribution(self, tmp_path: Path) -> None:
+        """Of round 100 ± 10 of 200: 0 to 20, and 21 to 41, without the ends, two in each bin."""
+        (figure,) = find("fedlaw/fig-11")
+        pairs = []
+        for number, cell in enumerate(figure.cells[:2]):
+            values = np.full(200, 1e9)
+            values[89:110] = np.arange(21) + 21 * number
+            pairs.append((cell, finished(tmp_path / str(number), top1=[0.1], **{"fedlaw/ratio": values.tolist()})))
+        picture(figure, pairs, tmp_path)
+        drawn = pd.read_csv(tmp_path / "figure.csv", keep_default_na=False)
+        bars = drawn[drawn["variant"] == ""]
+        assert len(bars) == 20
+        assert bars["mean"].sum() == pytest.approx(40 / 42)
+        assert bars["mean"].max() == pytest.approx(2 / 42)
+        normal = drawn[drawn["variant"] != ""]
+        assert normal["r"][normal["mean"].idxmax()] == pytest.approx(20.5, abs=1.1)
+
+    def test_gamma_and_weights_over_the_servers_epochs(self, tmp_path: Path) -> None:
+        """Of the rounds 1 to 5 the first, the middle and the last."""
+        (figure,) = find("fedlaw/fig-14")
+        job = finished(tmp_path, top1=[0.1] * 5)
+        for round in range(1, 6):
+            save(job, f"fedlaw_{round}", gamma=[1, round], weights=[[0.5, 0.5], [0.2, 0.8]], clients=[3, 4])
+        picture(figure, [(figure.cells[0], job)], tmp_path)
+        drawn = pd.read_csv(tmp_path / "figure.csv").set_index(["panel", "method", "epoch on the server"])["mean"]
+        assert [drawn[f"γ, round {round}", "γ", 2] for round in (1, 3, 5)] == [1, 3, 5]
+        assert drawn["λ, round 5", "client 4", 2] == 0.8
+        assert len(drawn) == 3 * 2 + 3 * 4
 
     def test_nothing_to_draw(self, tmp_path: Path) -> None:
         """One round; 36 lines, more than there are looks; no run; and no cell."""
