@@ -6,6 +6,7 @@ if __name__ != "fl_lightning.callbacks":
 # make lists writes what follows
 # isort: off
 from fl_lightning.callbacks.server.afl import AFL as AFL
+from fl_lightning.callbacks.server.bucketing import Bucketing as Bucketing
 from fl_lightning.callbacks.server.bulyan import Bulyan as Bulyan
 from fl_lightning.callbacks.server.cagrad import CAGrad as CAGrad
 from fl_lightning.callbacks.server.centred_clipping import CentredClipping as CentredClipping
@@ -41,6 +42,7 @@ from fl_lightning.callbacks.server.krum import Krum as Krum
 from fl_lightning.callbacks.server.last_losses import LastLosses as LastLosses
 from fl_lightning.callbacks.server.mifa import MIFA as MIFA
 from fl_lightning.callbacks.server.nash_mtl import NashMTL as NashMTL
+from fl_lightning.callbacks.server.nearest_neighbour_mixing import NearestNeighbourMixing as NearestNeighbourMixing
 from fl_lightning.callbacks.server.norm_clipping import NormClipping as NormClipping
 from fl_lightning.callbacks.server.pcgrad import PCGrad as PCGrad
 from fl_lightning.callbacks.server.qfedavg import QFedAvg as QFedAvg

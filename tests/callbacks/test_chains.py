@@ -14,7 +14,9 @@ from lib.rules import (
     CORRECTIONS,
     ELSEWHERE,
     FITTED,
+    GROUPERS,
     REDUCERS,
+    REFINERS,
     SERVER_RULES,
     SHRINKERS,
     STEPPERS,
@@ -28,6 +30,9 @@ from lib.toy import train
 
 from fl_lightning import ConfigurationError
 
+# They read updates and weights, and do not ask whose these are.
+ANONYMOUS = REDUCERS | {name: WEIGHERS[name] for name in ("Krum", "Multi-Krum", "GeometricMedian", "DnC")}
+ANONYMOUS |= {name: CORRECTIONS[name] for name in ("NormClipping", "NormClipping, fixed", "NearestNeighbourMixing")}
 LOSSES = frozenset({"FocalLoss", "FedLC", "FedRS"})
 
 
@@ -43,10 +48,12 @@ def why_not(first: str, second: str) -> str | None:
         return "replace the weighted sum"
     if len(both & STEPPERS.keys()) == 2:
         return "settle the server's step"
-    if first in weighs and second in CORRECTIONS | WEIGHTINGS:
+    if first in weighs and second in CORRECTIONS | WEIGHTINGS | GROUPERS:
         return "weighs the updates as they are"
     if both & REDUCERS.keys() and both & (weighs | SHRINKERS).keys():
         return "uses no weights"
+    if first in GROUPERS and second not in ANONYMOUS | STEPPERS | REFINERS:
+        return "hands on means of several clients"
     return None
 
 
@@ -161,7 +168,7 @@ def test_some_chains_are_refused_and_most_are_not() -> None:
 
 
 def test_the_witnesses_are_of_all_kinds() -> None:
-    """Eight kinds of server rules in both orders, each kind with itself where it has two rules; every refusal."""
+    """Nine kinds of server rules in both orders, each kind with itself where it has two rules; every refusal."""
     found = witnesses(SERVER_PAIRS, BY_KIND)
     alone = [kind for kind in BY_KIND if len({type(make()) for make in kind.values()}) == 1]
     assert len(found) == len(BY_KIND) ** 2 - len(alone)
