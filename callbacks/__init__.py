@@ -12,6 +12,8 @@ from fl_lightning.callbacks.server.cagrad import CAGrad as CAGrad
 from fl_lightning.callbacks.server.centred_clipping import CentredClipping as CentredClipping
 from fl_lightning.callbacks.server.conflict_free import ConFIG as ConFIG
 from fl_lightning.callbacks.server.median import CoordinateMedian as CoordinateMedian
+from fl_lightning.callbacks.server.confree import ConFREE as ConFREE
+from fl_lightning.callbacks.server.craft import CRAFT as CRAFT
 from fl_lightning.callbacks.server.dnc import DnC as DnC
 from fl_lightning.callbacks.server.dgc import DominantGradientCorrection as DominantGradientCorrection
 from fl_lightning.callbacks.server.fairgrad import FairGrad as FairGrad
