@@ -55,6 +55,5 @@ class Bucketing(FederatedCallback):
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         order = torch.randperm(len(cohort.weights), generator=orchestrator.generator("bucketing", cohort.round))
         means = bucket_means(order, self.size)
-        return cohort.replace(
-            mixing=means @ cohort.mixing, weights=torch.full((len(means),), 1 / len(means), dtype=torch.float64)
-        )
+        weights = torch.full((len(means),), 1 / len(means), dtype=torch.float64)
+        return cohort.replace(mixing=means @ cohort.mixing, weights=weights)

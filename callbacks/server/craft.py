@@ -23,7 +23,8 @@ def nearest_aligned(gram: Tensor, shares: Tensor, products: Tensor, length: Tens
     >>> import torch
     >>> from fl_lightning.callbacks.server.craft import nearest_aligned
     >>> gram, shares = torch.tensor([[1.0, 0.0], [0.0, 4.0]]).double(), torch.tensor([0.5, 0.5]).double()
-    >>> coefficients, kept = nearest_aligned(gram, shares, torch.tensor([3.0, 0.0]).double(), torch.tensor(3.0).double())
+    >>> products, length = torch.tensor([3.0, 0.0]).double(), torch.tensor(3.0).double()
+    >>> coefficients, kept = nearest_aligned(gram, shares, products, length)
     >>> coefficients.round(decimals=6).tolist(), round(kept, 6)
     ([-0.5, 0.25], 0.333333)
 
@@ -74,7 +75,7 @@ class CRAFT(FederatedCallback):
         last = self.recall("direction", torch.zeros_like(cohort.anchor)).double()
 
         def by_layer(vector: Tensor) -> Tensor:
-            return torch.stack([part.sum() for part in vector.split(sizes)]).cpu()
+            return torch.stack([part.sum() for part in torch.split(vector, sizes)]).cpu()
 
         products = cohort.mixing @ torch.stack([by_layer(row.double() * last) for row in cohort.rows()])  # (K, L)
         lengths = by_layer(last.square()).sqrt()

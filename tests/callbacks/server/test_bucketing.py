@@ -91,7 +91,7 @@ def test_every_robust_rule_takes_buckets(rule: FederatedCallback) -> None:
 
 def test_a_rule_that_needs_single_clients_is_refused() -> None:
     told = (
-        r"^Bucketing and Scaffold do not go together: Bucketing hands on means of several clients, not single ones; put"
+        r"^Bucketing and Scaffold do not go together: Bucketing hands on means of several clients, not single ones; p"
     )
     with pytest.raises(ConfigurationError, match=told):
         run(Bucketing(2), Scaffold())
