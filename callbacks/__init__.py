@@ -98,6 +98,8 @@ from fl_lightning.callbacks.attacks.alie import ALIE as ALIE
 from fl_lightning.callbacks.attacks.faults import FaultInjection as FaultInjection
 from fl_lightning.callbacks.attacks.gaussian import GaussianAttack as GaussianAttack
 from fl_lightning.callbacks.attacks.ipm import IPM as IPM
+from fl_lightning.callbacks.attacks.mimic import Mimic as Mimic
+from fl_lightning.callbacks.attacks.min_max import MinMax as MinMax
 from fl_lightning.callbacks.attacks.scaling import ScalingAttack as ScalingAttack
 from fl_lightning.callbacks.attacks.sign_flip import SignFlip as SignFlip
 from fl_lightning.callbacks.monitors.adapters import AggregationError as AggregationError
