@@ -74,8 +74,10 @@ from fl_lightning.callbacks.client.scaffold import Scaffold as Scaffold
 from fl_lightning.callbacks.personal.apfl import APFL as APFL
 from fl_lightning.callbacks.personal.ditto import Ditto as Ditto
 from fl_lightning.callbacks.personal.fedala import FedALA as FedALA
+from fl_lightning.callbacks.personal.fedamp import FedAMP as FedAMP
 from fl_lightning.callbacks.personal.fedbabu import FedBABU as FedBABU
 from fl_lightning.callbacks.personal.fedbn import FedBN as FedBN
+from fl_lightning.callbacks.personal.fedlag import FedLAG as FedLAG
 from fl_lightning.callbacks.personal.fedproto import FedProto as FedProto
 from fl_lightning.callbacks.personal.fedrep import FedRep as FedRep
 from fl_lightning.callbacks.personal.fedrod import FedROD as FedROD
