@@ -11,8 +11,8 @@ from fl_lightning.callbacks.server.bulyan import Bulyan as Bulyan
 from fl_lightning.callbacks.server.cagrad import CAGrad as CAGrad
 from fl_lightning.callbacks.server.centred_clipping import CentredClipping as CentredClipping
 from fl_lightning.callbacks.server.conflict_free import ConFIG as ConFIG
-from fl_lightning.callbacks.server.median import CoordinateMedian as CoordinateMedian
 from fl_lightning.callbacks.server.confree import ConFREE as ConFREE
+from fl_lightning.callbacks.server.median import CoordinateMedian as CoordinateMedian
 from fl_lightning.callbacks.server.craft import CRAFT as CRAFT
 from fl_lightning.callbacks.server.dnc import DnC as DnC
 from fl_lightning.callbacks.server.dgc import DominantGradientCorrection as DominantGradientCorrection
@@ -105,6 +105,7 @@ from fl_lightning.callbacks.attacks.min_max import MinMax as MinMax
 from fl_lightning.callbacks.attacks.scaling import ScalingAttack as ScalingAttack
 from fl_lightning.callbacks.attacks.sign_flip import SignFlip as SignFlip
 from fl_lightning.callbacks.monitors.adapters import AggregationError as AggregationError
+from fl_lightning.callbacks.monitors.backdoor import BackdoorEvaluation as BackdoorEvaluation
 from fl_lightning.callbacks.monitors.clients import ClientMonitor as ClientMonitor
 from fl_lightning.callbacks.monitors.coherence import CoherenceMonitor as CoherenceMonitor
 from fl_lightning.callbacks.monitors.conflict import ConflictMonitor as ConflictMonitor

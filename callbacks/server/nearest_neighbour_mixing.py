@@ -41,7 +41,7 @@ class NearestNeighbourMixing(FederatedCallback):
     ``FedAvg("uniform")`` before rules that read them, such as :class:`GeometricMedian`, for the published ones.
 
     Args:
-        num_byzantine: f >= 0, number of clients of a cohort that may send anything; below K.
+        num_byzantine: f >= 0, number of clients of a cohort that may send anything; below K, but for a cohort of one.
 
     Raises:
         ConfigurationError: ``num_byzantine`` is negative; in a round, the cohort is too small.
@@ -57,6 +57,8 @@ class NearestNeighbourMixing(FederatedCallback):
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         size = len(cohort.weights)
+        if size == 1:
+            return cohort
         if size <= self.num_byzantine:
             raise ConfigurationError(
                 f"NearestNeighbourMixing with num_byzantine={self.num_byzantine} needs more updates than that, got "
