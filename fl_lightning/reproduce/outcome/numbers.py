@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError, nearest
@@ -25,6 +26,7 @@ UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is 
 SPREAD = "weights/spread"  # the clients' standard deviation, by which correlations are pooled
 MINUS = " - "  # between the two metrics of a measure that is their difference
 ROUNDS_TO = "rounds to "  # before the metric and the value of a measure that counts the rounds until it is reached
+VARIANCE = " variance along "  # between a measure and the axis of the grid along which its variance is taken
 # Name of an experiment's results file, and of its column with the settings that were changed, if any were.
 RESULTS, CHANGED = "results.csv", "changed"
 
@@ -34,7 +36,8 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
 
     Returns:
         One row for each run and round that the table reads: the cell's labels (None on an axis that the cell lacks),
-        ``round``, ``seed``, the measures and the noted metrics, ``seconds`` of training and the job's ``folder``.
+        ``round``, ``seed``, the measures and the noted metrics, ``seconds`` of training (of all
+        processes) and the job's ``folder``.
         Empty, without columns, if no run is finished.
     """
     axes = list(dict.fromkeys(axis for cell, _ in jobs for axis in cell.labels))
@@ -46,11 +49,35 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
         return pd.DataFrame()
     # A sweep may name a value twice: count each run once.
     table = pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True)
+    table = with_variances(experiment, table)
     cells = len({tuple(cell.labels.items()) for cell, _ in jobs})
     if not experiment.pooled or cells == 1:
         return table
     whole = [pool(experiment, runs) for _, runs in table.groupby(["round", "seed"], sort=False) if len(runs) == cells]
     return pd.concat([table, *whole], ignore_index=True)
+
+
+def with_variances(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
+    """Fill in measures such as ``top1 variance along participation``, over all labels of the axis, divided by their number.
+
+    The cell with the axis' largest label has the variance of a seed; other cells, and a seed that lacks a label, have
+    nan.
+    """
+    for name in experiment.measures:
+        if VARIANCE not in name:
+            continue
+        of, axis = name.split(VARIANCE)
+        labels = _labels(experiment, axis)
+        alike = [other for other in [*axes_of(table), "seed"] if other != axis]
+        seeds = table.groupby(alike, dropna=False)[of]
+        whole = (seeds.transform("count") == len(labels)) & (table[axis] == max(labels))
+        table[name] = seeds.transform("var", ddof=0).where(whole)
+    return table
+
+
+def _labels(experiment: Experiment, axis: str) -> list[float]:
+    """Return the labels of an axis of numbers, ascending."""
+    return sorted({cell.labels[axis] for cell in experiment.cells})
 
 
 def pool(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
@@ -77,14 +104,13 @@ def pool(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
 def _rows_of_job(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> list[dict[str, Any]]:
     """Return a finished job's rows of :func:`collect`, one for each round that the table reads."""
     run = job.run  # reads metrics.csv once
-    seconds = job.facts["seconds"]
     rows = []
     for round, own in experiment.read_at(job.rounds).items():
         row = {axis: cell.labels.get(axis) for axis in axes}
         row |= {"round": round, "seed": job.seed}
         for name in (*experiment.measures, *experiment.noted):
             row[name] = measure(experiment, run, name, own)
-        rows.append(row | {"seconds": seconds, "folder": str(job.folder)})
+        rows.append(row | {"seconds": job.seconds, "folder": str(job.folder)})
     return rows
 
 
@@ -159,8 +185,10 @@ def measure(experiment: Experiment, run: Run, name: str, round: int) -> float:
 
     The factor γ that FedLAW learns is averaged over the 21 rounds around the middle: rounds 90 to 110 in the paper.
     ``train_top1 - top1`` is the difference of two metrics; ``rounds to top1 97`` is the number of rounds until top-1
-    reaches 97 %, see :func:`rounds_to`.
+    reaches 97 %, see :func:`rounds_to`. A variance along an axis takes several runs (:func:`with_variances`): nan.
     """
+    if VARIANCE in name:
+        return math.nan
     if MINUS in name:
         more, less = name.split(MINUS)
         return measure(experiment, run, more, round) - measure(experiment, run, less, round)
@@ -233,11 +261,18 @@ def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
 def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> float:
     """Look up the paper's number for a cell; nan where the paper prints none.
 
-    A cell without a label on an axis (None or nan) matches every label of this axis: FedAvg matches every proxy set.
+    A cell without a label on an axis (None or nan) matches every label of this axis: FedAvg matches every proxy set. A
+    variance along an axis is that of the printed numbers.
     """
     if MINUS in name:
         more, less = name.split(MINUS)
         return printed(experiment, point, more) - printed(experiment, point, less)
+    if VARIANCE in name:
+        of, axis = name.split(VARIANCE)
+        labels = _labels(experiment, axis)
+        if point[axis] != max(labels):
+            return math.nan
+        return float(np.var([printed(experiment, {**point, axis: label}, of) for label in labels]))
     for row in experiment.rows:
         shared = [axis for axis in point if axis in row and not pd.isna(point[axis])]
         if row.get(name) is not None and all(same(row[axis], point[axis]) for axis in shared):
