@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError, nearest
@@ -49,7 +48,7 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
         return pd.DataFrame()
     # A sweep may name a value twice: count each run once.
     table = pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True)
-    table = with_variances(experiment, table)
+    table = with_variances(table, experiment.measures)
     cells = len({tuple(cell.labels.items()) for cell, _ in jobs})
     if not experiment.pooled or cells == 1:
         return table
@@ -57,27 +56,21 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
     return pd.concat([table, *whole], ignore_index=True)
 
 
-def with_variances(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
-    """Fill in measures such as ``top1 variance along participation``, over all labels of the axis, divided by their number.
+def with_variances(table: pd.DataFrame, measures: Iterable[str]) -> pd.DataFrame:
+    """Fill in measures such as ``top1 variance along participation``: the population variance over the labels of an axis.
 
-    The cell with the axis' largest label has the variance of a seed; other cells, and a seed that lacks a label, have
-    nan.
+    The labels are all that the table has. The cell with the largest one has the variance of a seed; other cells, and a
+    seed that lacks a label, have nan.
     """
-    for name in experiment.measures:
+    for name in measures:
         if VARIANCE not in name:
             continue
         of, axis = name.split(VARIANCE)
-        labels = _labels(experiment, axis)
         alike = [other for other in [*axes_of(table), "seed"] if other != axis]
         seeds = table.groupby(alike, dropna=False)[of]
-        whole = (seeds.transform("count") == len(labels)) & (table[axis] == max(labels))
+        whole = (seeds.transform("count") == table[axis].nunique()) & (table[axis] == table[axis].max())
         table[name] = seeds.transform("var", ddof=0).where(whole)
     return table
-
-
-def _labels(experiment: Experiment, axis: str) -> list[float]:
-    """Return the labels of an axis of numbers, ascending."""
-    return sorted({cell.labels[axis] for cell in experiment.cells})
 
 
 def pool(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
@@ -175,6 +168,12 @@ def read(path: Path) -> pd.DataFrame:
     return results
 
 
+def complete(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
+    """Add the experiment's measures that results lack, as those of an earlier version do, with nan for numbers."""
+    lacking = [name for name in experiment.measures if name not in results]
+    return results.assign(**dict.fromkeys(lacking, math.nan))
+
+
 def axes_of(results: pd.DataFrame) -> list[str]:
     """Return the axes of the grid and ``round``, which together tell the rows of one seed apart."""
     return [str(name) for name in results.columns[: list(results.columns).index("round") + 1]]
@@ -246,13 +245,15 @@ def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
     """
     if results.empty:
         return results
+    results = complete(experiment, results)
     axes = axes_of(results)
+    theirs = on_paper(experiment, results).to_dict("records")
     lines = []
-    for labels, seeds in results.groupby(axes, sort=False, dropna=False):
+    for (labels, seeds), numbers in zip(results.groupby(axes, sort=False, dropna=False), theirs, strict=True):
         point = dict(zip(axes, labels, strict=True))
         for name in dict.fromkeys(experiment.measures):
             mean, half_width = interval(seeds[name])
-            paper = printed(experiment, point, name)
+            paper = numbers[name]
             line = {"measure": name, "mean": mean, "half_width": half_width, "seeds": int(seeds[name].count())}
             lines.append({**point, **line, "paper": paper, "difference": mean - paper})
     return pd.DataFrame(lines)
@@ -261,18 +262,11 @@ def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
 def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> float:
     """Look up the paper's number for a cell; nan where the paper prints none.
 
-    A cell without a label on an axis (None or nan) matches every label of this axis: FedAvg matches every proxy set. A
-    variance along an axis is that of the printed numbers.
+    A cell without a label on an axis (None or nan) matches every label of this axis: FedAvg matches every proxy set.
     """
     if MINUS in name:
         more, less = name.split(MINUS)
         return printed(experiment, point, more) - printed(experiment, point, less)
-    if VARIANCE in name:
-        of, axis = name.split(VARIANCE)
-        labels = _labels(experiment, axis)
-        if point[axis] != max(labels):
-            return math.nan
-        return float(np.var([printed(experiment, {**point, axis: label}, of) for label in labels]))
     for row in experiment.rows:
         shared = [axis for axis in point if axis in row and not pd.isna(point[axis])]
         if row.get(name) is not None and all(same(row[axis], point[axis]) for axis in shared):
@@ -281,13 +275,16 @@ def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> floa
 
 
 def on_paper(experiment: Experiment, points: pd.DataFrame) -> pd.DataFrame:
-    """Fill a table of cells and rounds with the paper's numbers, as if they came from runs with seed 0."""
+    """Fill a table of cells and rounds with the paper's numbers, as if they came from runs with seed 0.
+
+    A variance along an axis is that of the printed numbers.
+    """
     axes = axes_of(points)
     points = points.drop_duplicates(axes).assign(seed=0)
     cells: list[dict[Any, Any]] = points[axes].to_dict("records")
     for name in experiment.measures:
         points[name] = [printed(experiment, cell, name) for cell in cells]
-    return points
+    return with_variances(points, experiment.measures)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -39,7 +39,7 @@ def points(experiment: Experiment) -> pd.DataFrame:
     if experiment.pooled:
         labels.append(dict(experiment.pooled))
     runs = pd.DataFrame([{**each, "round": round, "seed": 0, **zeros} for each in labels for round in rounds])
-    return with_variances(experiment, runs)
+    return with_variances(runs, experiment.measures)
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
