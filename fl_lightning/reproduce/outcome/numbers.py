@@ -57,7 +57,7 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
 
 
 def with_variances(table: pd.DataFrame, measures: Iterable[str]) -> pd.DataFrame:
-    """Fill in measures such as ``top1 variance along participation``: the population variance over the labels of an axis.
+    """Fill in measures such as ``top1 variance along participation``: the population variance over an axis' labels.
 
     The labels are all that the table has. The cell with the largest one has the variance of a seed; other cells, and a
     seed that lacks a label, have nan.
