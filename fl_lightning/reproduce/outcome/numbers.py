@@ -35,9 +35,8 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
 
     Returns:
         One row for each run and round that the table reads: the cell's labels (None on an axis that the cell lacks),
-        ``round``, ``seed``, the measures and the noted metrics, ``seconds`` of training (of all
-        processes) and the job's ``folder``.
-        Empty, without columns, if no run is finished.
+        ``round``, ``seed``, the measures and the noted metrics, ``seconds`` of training, of all
+        processes, and the job's ``folder``. Empty, without columns, if no run is finished.
     """
     axes = list(dict.fromkeys(axis for cell, _ in jobs for axis in cell.labels))
     rows = []
@@ -59,8 +58,8 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
 def with_variances(table: pd.DataFrame, measures: Iterable[str]) -> pd.DataFrame:
     """Fill in measures such as ``top1 variance along participation``: the population variance over an axis' labels.
 
-    The labels are all that the table has. The cell with the largest one has the variance of a seed; other cells, and a
-    seed that lacks a label, have nan.
+    The labels are all that the table has, two or more. The cell with the largest one has the variance of a seed; other
+    cells, and a seed that lacks a label, have nan.
     """
     for name in measures:
         if VARIANCE not in name:
@@ -68,7 +67,8 @@ def with_variances(table: pd.DataFrame, measures: Iterable[str]) -> pd.DataFrame
         of, axis = name.split(VARIANCE)
         alike = [other for other in [*axes_of(table), "seed"] if other != axis]
         seeds = table.groupby(alike, dropna=False)[of]
-        whole = (seeds.transform("count") == table[axis].nunique()) & (table[axis] == table[axis].max())
+        labels = table[axis].nunique()
+        whole = (seeds.transform("count") == labels) & (table[axis] == table[axis].max()) & (labels > 1)
         table[name] = seeds.transform("var", ddof=0).where(whole)
     return table
 

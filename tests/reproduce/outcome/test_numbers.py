@@ -116,6 +116,8 @@ def test_a_measure_may_be_a_variance_along_an_axis(tmp_path: Path) -> None:
     compared = compare(varied, results).query("measure == @name and share == 1")
     assert compared["mean"].tolist() == pytest.approx([200 / 3] * 2)
     assert compared["paper"].tolist() == pytest.approx([8 / 3, math.nan], nan_ok=True)
+    (alone,) = {job for cell, job in runs if (cell, job.seed) == (cells[0], 1)}
+    assert collect(varied, [(cells[0], alone)])[name].isna().all(), "one label does not vary"
 
 
 def test_reads_the_rounds_that_rows_and_claims_name(tmp_path: Path) -> None:
