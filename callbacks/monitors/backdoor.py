@@ -42,6 +42,14 @@ class BackdoorEvaluation(Monitor):
             panel="backdoor: success",
         ),
         Metric(
+            "backdoor/top3",
+            "Success of the backdoor, top 3",
+            "Share of these images for which the attackers' class is among the model's three most likely ones.",
+            percent=True,
+            better="lower",
+            panel="backdoor: success",
+        ),
+        Metric(
             "backdoor/loss",
             "Loss of the backdoor",
             "Mean loss of the new global model on stamped test images that are labelled as the attackers' class.",

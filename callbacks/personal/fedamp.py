@@ -7,7 +7,6 @@ from typing_extensions import override
 from fl_lightning import Buffers, Cohort, FederatedCallback, LocalRun, Server, check_not_negative, check_positive
 from fl_lightning.callbacks.client.fedprox import pull
 from fl_lightning.callbacks.server.krum import squared_distances
-from fl_lightning.engine.updates.updates import Updates
 
 
 def message_weights(squared: Tensor, alpha: float, sigma: float) -> Tensor:
@@ -96,6 +95,6 @@ class FedAMP(FederatedCallback):
         self.state["clients"] = torch.tensor(sorted(known))
         # Less the global model, so that rounding does not drown the distances.
         apart = [self.recall(f"model/{client}", cohort.anchor) - cohort.anchor for client in sorted(known)]
-        squared = squared_distances(Updates.of(torch.stack(apart)).gram())
+        squared = squared_distances(cohort.replace(deltas=torch.stack(apart)).gram)
         self.state["weights"] = message_weights(squared, self.alpha, self.sigma)
         return cohort
