@@ -29,6 +29,7 @@ from fl_lightning.callbacks import (
     FedAdagrad,
     FedAdam,
     FedALA,
+    FedAMP,
     FedAsync,
     FedAvg,
     FedAvgM,
@@ -42,6 +43,7 @@ from fl_lightning.callbacks import (
     FedFV,
     FedGAM,
     FedGAMCV,
+    FedLAG,
     FedLAW,
     FedMGDAPlus,
     FedNova,
@@ -148,6 +150,8 @@ def personal_rules(head: str) -> dict[str, Make]:
         "FedROD": lambda: FedROD([head]),
         "FineTuning": FineTuning,
         "FedALA": lambda: FedALA([head]),
+        "FedAMP": lambda: FedAMP(0.1, 5.0),
+        "FedLAG": lambda: FedLAG(2, 1),
     }
 
 

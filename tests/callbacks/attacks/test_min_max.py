@@ -20,7 +20,7 @@ def test_the_update_is_that_of_the_authors_code(direction: str, sent: list[float
 
     The released search ends within 1e-5 of γ.
     """
-    rule = MinMax(2, direction)  # type: ignore[arg-type]
+    rule = MinMax(2, direction)
     assert close(rule.collude(HONEST, 2), sent, 5e-5)
 
 
@@ -36,5 +36,5 @@ def test_as_far_as_honest_updates_lie_apart() -> None:
 def test_equal_or_single_honest_updates_are_copied() -> None:
     same = torch.tensor([[1.0, -2.0]]).double()
     for direction in ("std", "unit", "sign"):
-        assert close(MinMax(1, direction).collude(same.expand(3, 2), 1), same[0])  # type: ignore[arg-type]
-        assert close(MinMax(1, direction).collude(same, 1), same[0])  # type: ignore[arg-type]
+        assert close(MinMax(1, direction).collude(same.expand(3, 2), 1), same[0])
+        assert close(MinMax(1, direction).collude(same, 1), same[0])

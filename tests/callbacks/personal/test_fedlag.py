@@ -26,7 +26,7 @@ class FourLayers(LightningModule):
 @pytest.mark.parametrize(("threshold", "counts"), [(0.0, [4, 6, 3, 4]), (-0.5, [2, 5, 2, 4])])
 def test_the_scores_are_those_of_the_authors_code(threshold: float, counts: list[int]) -> None:
     """github.com/khanhkhanhlele/FedLAG, ``pair_cos`` of ``serverbase.py`` and the count in ``serverlag.py``."""
-    layers = [part @ part.T for part in DRAWN.split(SIZES, dim=1)]
+    layers = [part @ part.T for part in torch.split(DRAWN, SIZES, dim=1)]
     assert conflict_counts(layers, threshold).tolist() == counts
     rule = FedLAG(2, 2, threshold)
     serve(DRAWN, rule, rounds=2, client=FourLayers())
