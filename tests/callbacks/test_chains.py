@@ -29,10 +29,11 @@ from lib.rules import (
 from lib.toy import train
 
 from fl_lightning import ConfigurationError
+from fl_lightning.callbacks import Bucketing
 
 # They read updates and weights, and do not ask whose these are.
-ANONYMOUS = REDUCERS | {name: WEIGHERS[name] for name in ("Krum", "Multi-Krum", "GeometricMedian", "DnC")}
-ANONYMOUS |= {name: CORRECTIONS[name] for name in ("NormClipping", "NormClipping, fixed", "NearestNeighbourMixing")}
+ANONYMOUS = {"Krum", "Multi-Krum", "GeometricMedian", "DnC", "NormClipping", "NormClipping, fixed"}
+ANONYMOUS |= {"NearestNeighbourMixing", "CoordinateMedian", "TrimmedMean", "CentredClipping", "Bulyan"}
 LOSSES = frozenset({"FocalLoss", "FedLC", "FedRS"})
 
 
@@ -52,7 +53,7 @@ def why_not(first: str, second: str) -> str | None:
         return "weighs the updates as they are"
     if both & REDUCERS.keys() and both & (weighs | SHRINKERS).keys():
         return "uses no weights"
-    if first in GROUPERS and second not in ANONYMOUS | STEPPERS | REFINERS:
+    if first in GROUPERS and second not in ANONYMOUS | STEPPERS.keys() | REFINERS.keys():
         return "hands on means of several clients"
     return None
 
@@ -90,6 +91,8 @@ def check_two_clients(first: str, second: str) -> None:
 def check_two_servers(first: str, second: str) -> None:
     """They run, or are refused in one line that names both and says why."""
     rules: Any = SERVER_RULES[first](), SERVER_RULES[second]()
+    if first in GROUPERS and second in ("Krum", "Multi-Krum"):
+        rules = Bucketing(1), rules[1]  # Krum needs five updates of six clients
     reason = why_not(first, second)
     if reason is None:
         assert run(*rules).params.isfinite().all()
