@@ -45,6 +45,7 @@ from fl_lightning.callbacks.server.norm_clipping import NormClipping as NormClip
 from fl_lightning.callbacks.server.pcgrad import PCGrad as PCGrad
 from fl_lightning.callbacks.server.qfedavg import QFedAvg as QFedAvg
 from fl_lightning.callbacks.server.server_ft import ServerFT as ServerFT
+from fl_lightning.callbacks.server.sign_agreement import SignAgreement as SignAgreement
 from fl_lightning.callbacks.server.torch_jd import TorchJD as TorchJD
 from fl_lightning.callbacks.server.trimmed_mean import TrimmedMean as TrimmedMean
 from fl_lightning.callbacks.client.fedadmm import FedADMM as FedADMM
