@@ -28,7 +28,7 @@ def same_sign(values: Tensor) -> Tensor:
 
 
 class SignAgreement(FederatedCallback):
-    """Averages the updates in the coordinates in which all have the same sign, and in no others (Mansilla et al., 2021).
+    """Averages the updates where all have the same sign, and leaves out the other coordinates (Mansilla et al., 2021).
 
     Mansilla et al., 2021, "Domain Generalization via Gradient Surgery", Agr-Sum and Agr-Rand. Clients stand for
     domains, updates for gradients. As in the released code, a zero agrees with nothing. The run's weights count; the

@@ -35,7 +35,7 @@ def test_the_authors_sum_of_drawn_updates() -> None:
 
 
 def test_weights_count() -> None:
-    """n = (2, 1, 1): (4 + 1 + 3) / 4, (-2 - 3 - 2) / 4, and (-4 - 2 - 5) / 4."""
+    """Two examples and one each: (4 + 1 + 3) / 4, (-2 - 3 - 2) / 4, and (-4 - 2 - 5) / 4."""
     step, _ = apply(THREE, SignAgreement(), samples=[2, 1, 1])
     assert close(step, (2.0, -1.75, 0.0, 0.0, -2.75, 0.0))
 
