@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator, Monitor, check_at_least, log_figure, save_arrays
-from fl_lightning.models.detection.detector import Detector
+from fl_lightning.models import Detector
 from fl_lightning.runs.pictures import BOX, draw_boxes
 
 
