@@ -89,8 +89,10 @@ def opposed_pairs(values: Tensor) -> Tensor:
         (B,) shares of the K(K-1)/2 pairs.
     """
     size = len(values)
-    opposed = (values > 0).sum(0) * (values < 0).sum(0)
-    return opposed.to(values) / (size * (size - 1) / 2)
+    signs = values.sign()
+    moved = signs.abs().sum(0)  # up + down
+    net = signs.sum(0)  # up - down
+    return (moved**2 - net**2) / 4 / (size * (size - 1) / 2)
 
 
 class ConflictMonitor(Monitor):

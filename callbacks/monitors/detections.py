@@ -33,7 +33,7 @@ def tabulate(found: Sequence[dict[str, Tensor]], targets: Tensor) -> Tensor:
 
 
 class DetectionMonitor(Monitor):
-    """Saves what a detector finds on the first validation images, beside the true objects (FedGH slides, last page).
+    """Saves what a detector finds on the first validation images, beside the true objects.
 
     ``arrays/detections_<round>.npz`` in the run folder holds ``images`` (n, 3, S, S), uint8, and ``boxes`` (m, 7): a
     row for each detection and each true object, of the image's number, class, score (nan for a true object), x1, y1,

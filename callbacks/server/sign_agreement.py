@@ -23,7 +23,7 @@ def same_sign(values: Tensor) -> Tensor:
     Returns:
         (B,) 1 where all values are above zero or all are below, else 0.
     """
-    agreed = (values > 0).all(0) | (values < 0).all(0)
+    agreed = (values.amin(0) > 0) | (values.amax(0) < 0)
     return agreed.to(values)
 
 
