@@ -8,7 +8,7 @@ import pandas as pd
 from rich.console import Console
 
 from fl_lightning.report.numbers import fixed, fixed_interval
-from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm
+from fl_lightning.report.statistics import LEVEL, holm
 from fl_lightning.reproduce.benchmark.gains import BASELINE, gains
 from fl_lightning.reproduce.benchmark.problems import results_of
 from fl_lightning.reproduce.benchmark.search import BUDGET, METHOD, searched, short_name
@@ -19,8 +19,8 @@ from fl_lightning.reproduce.running import run
 
 HEAD = ["method", "%", "− FedAvg", "p", "at twice the rounds", "up, down", "conflict"]
 CAPTION = (
-    "gains with 95 % t intervals over the searches; * clear at 5 %, by a paired t test{family}. up, down: what is sent in "
-    "a round, in FedAvg's. conflict: share of the pairs of updates that point apart, before → after correction."
+    "gains with 95 % t intervals over the searches; * clear at 5 %, by a paired t test{family}. up, down: what is sent "
+    "in a round, in FedAvg's. conflict: share of the pairs of updates that point apart, before → after correction."
 )
 HOLM = " and Holm's method over the rows"
 

@@ -24,11 +24,11 @@ def gains(results: pd.DataFrame, measure: str) -> pd.DataFrame:
         measure: name of the column to compare.
 
     Returns:
-        One row per method, FedAvg first, the others by their gain: ``level`` (mean over the searches), ``seeds`` (number
-        of searches whose test ended), ``gain`` and ``half`` (mean difference to FedAvg, half of its 95 % t interval),
-        ``p`` (paired two-sided t test against 0, not corrected; nan for FedAvg and for fewer than three searches),
-        ``up`` and ``down`` (what is sent in a round, in FedAvg's), ``before`` and ``after`` (share of the pairs of
-        updates in conflict).
+        One row per method, FedAvg first, the others by their gain: ``level`` (mean over the searches), ``seeds``
+        (number of searches whose test ended), ``gain`` and ``half`` (mean difference to FedAvg, half of its 95 % t
+        interval), ``p`` (paired two-sided t test against 0, not corrected; nan for FedAvg and for fewer than three
+        searches), ``up`` and ``down`` (what is sent in a round, in FedAvg's), ``before`` and ``after`` (share of the
+        pairs of updates in conflict).
     """
     values = by_search(results, measure)
     apart = values.sub(values[BASELINE], axis=0)
@@ -101,6 +101,6 @@ def conflict_and_gain(table: pd.DataFrame, generator: np.random.Generator) -> tu
 def _correlation(less: np.ndarray, gain: np.ndarray) -> float:
     """Return the correlation of two arrays without their nan."""
     known = ~np.isnan(less) & ~np.isnan(gain)
-    if known.sum() < 3:
+    if known.sum() < 3 or not np.ptp(less[known]) or not np.ptp(gain[known]):
         return math.nan
     return float(np.corrcoef(less[known], gain[known])[0, 1])

@@ -1,5 +1,321 @@
-"""The page of a benchmark."""
+"""The page of a benchmark: which rules beat FedAvg on which problem, by how much, with which settings, at what cost."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.report.elements import pipes
+from fl_lightning.report.numbers import fixed
+from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm
+from fl_lightning.reproduce.benchmark.compare import HEAD, points, rows_of
+from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, gains, shuffled, winners
+from fl_lightning.reproduce.benchmark.picture import draw
+from fl_lightning.reproduce.benchmark.problems import Problem, problem_of, results_of
+from fl_lightning.reproduce.benchmark.search import BUDGETS, METHOD, TRY
+from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, place_of, typical, values_in
+from fl_lightning.reproduce.experiments.papers import experiments
+from fl_lightning.reproduce.outcome import tables
+
+CANDIDATES = 3  # methods of a problem that are tested: the best by the validation images of the searches
+ATTACK = "attack"  # how the names of problems with attackers begin
+SHUFFLES = 100  # times that methods are exchanged within searches
+EDGE = 0.1  # part of a range that counts as its end
 
 
-def write_answers(out, file):
+def write_answers(out: Path, file: str) -> int:
+    """Write the page of the tuned experiments that have results below a folder, and a picture beside it.
+
+    Args:
+        out: folder of all results, as ``reproduce --out``.
+        file: path of the page in Markdown.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ConfigurationError: no tuned experiment has results of three searches.
+    """
+    problems = []
+    for experiment in experiments().values():
+        tests = results_of(experiment.id, out) if experiment.tuning else pd.DataFrame()
+        if not tests.empty and tests["seed"].nunique() >= FEWEST_SEEDS:
+            problems.append(problem_of(experiment, tests, out))
+    if not problems:
+        raise ConfigurationError(f"no tuned experiment has three searches in {out}: fl-lightning reproduce benchmark")
+    page = Path(file)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(page_of(problems, page), encoding="utf-8")
+    print(f"answers: {page}")
     return 0
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Holds what a problem's searches answer.
+
+    Attributes:
+        problem: the problem.
+        once, twice: the gains of all methods in the problem's rounds, and in twice as many.
+        p: for each candidate, the corrected p value at either length.
+        winners: the candidates that are clearly better than FedAvg and not clearly below the best of them, the cheapest
+            first.
+    """
+
+    problem: Problem
+    once: pd.DataFrame
+    twice: pd.DataFrame
+    p: Mapping[str, Sequence[float]]
+    winners: Sequence[str]
+
+
+def answers_of(problems: Sequence[Problem]) -> list[Answer]:
+    """Test the candidates of all problems at both lengths: one family of tests, for Holm's correction."""
+    tested = []
+    for problem in problems:
+        at = [problem.gains_at(budget) for budget in BUDGETS]
+        for method in candidates(problem):
+            tested += [(problem.name, method, number, table["p"][method]) for number, table in enumerate(at)]
+    corrected = holm([p for *_, p in tested])
+    answers = []
+    for problem in problems:
+        once, twice = (problem.gains_at(budget) for budget in BUDGETS)
+        p: dict[str, list[float]] = {}
+        for (name, method, _, _), value in zip(tested, corrected, strict=True):
+            if name == problem.name:
+                p.setdefault(method, []).append(value)
+        better = [method for method in p if p[method][0] < LEVEL and once["gain"][method] > 0]
+        best = winners(problem.tests_at(1), problem.measure, better)
+        answers.append(Answer(problem, once, twice, p, sorted(best, key=lambda method: _cost(problem, once, method))))
+    return answers
+
+
+def candidates(problem: Problem) -> list[str]:
+    """Name the methods whose chosen settings are best on the validation images, on average over the searches."""
+    chosen = problem.final.groupby([METHOD, "seed"])[problem.measure].max().groupby(METHOD).mean()
+    known = [method for method in chosen.sort_values(ascending=False).index if method in set(problem.tests[METHOD])]
+    return [str(method) for method in known if method != BASELINE][:CANDIDATES]
+
+
+def _cost(problem: Problem, table: pd.DataFrame, method: str) -> tuple[float, int, float]:
+    """Order methods by what they need beside FedAvg, what they send, and what they gain."""
+    row = table.loc[method]
+    return len(needs_of(problem, method)), round(row["up"] + row["down"], 1), -row["gain"]
+
+
+def needs_of(problem: Problem, method: str) -> list[str]:
+    """Name what a method needs beside FedAvg."""
+    tuning = problem.experiment.tuning
+    assert tuning is not None
+    return list(tuning.needs.get(method, ()))
+
+
+def page_of(problems: Sequence[Problem], page: Path) -> str:
+    """Write the page's text, and draw the picture beside it."""
+    answers = answers_of(problems)
+    whole = pd.concat({answer.problem.name: answer.once for answer in answers}, names=["problem", METHOD]).reset_index()
+    generator = np.random.default_rng(0)
+    return tables.page_from(
+        "benchmark.md.j2",
+        answers=_first_table(answers),
+        advice=[text for answer in answers for text in _advice(answer)],
+        tests=sum(len(values) for answer in answers for values in answer.p.values()),
+        matrix=_matrix(answers, whole),
+        places=_places(problems),
+        conflict=_conflict(whole, page.with_suffix(".png"), generator),
+        picture=page.with_suffix(".png").name,
+        false=_false_gains(problems, generator),
+        searches=_searches(problems),
+        problems=[_section(answer) for answer in answers],
+    )
+
+
+def _first_table(answers: Sequence[Answer]) -> str:
+    """Write for each problem FedAvg's level, and the winners with their gains at both lengths and their needs."""
+    rows = []
+    for answer in answers:
+        won = []
+        for method in answer.winners:
+            needs = needs_of(answer.problem, method)
+            words = f" ({', '.join(needs)})" if needs else ""
+            won.append(f"**{method}**{words} {_gain(answer, method, 0)}, then {_gain(answer, method, 1)}")
+        open_ = [f"{method} {_gain(answer, method, 0)}" for method in answer.p if method not in answer.winners]
+        name = answer.problem.name
+        level = f"{answer.once['level'][BASELINE]:.1f}"
+        rows.append([f"[{name}](#{name})", level, "; ".join(won) or "none", "; ".join(open_)])
+    return "\n".join(pipes(["problem", "FedAvg, %", "winners, in points", "also tested"], rows))
+
+
+def _gain(answer: Answer, method: str, at: int) -> str:
+    """Write a candidate's gain at one of the lengths, with a star if it is clear."""
+    row = (answer.once, answer.twice)[at].loc[method]
+    return points(row["gain"], row["half"]) + ("\\*" if answer.p[method][at] < LEVEL else "")
+
+
+def _advice(answer: Answer) -> list[str]:
+    """Answer a problem's question: what the cheapest winner does, and its command."""
+    question = answer.problem.experiment.claim
+    if not answer.winners:
+        return [f"{question} None of the rules that were tested is clearly better: take FedAvg, with its rate tuned."]
+    first, *others = answer.winners
+    text = f"{question} **{first}**{_what_it_does(answer.problem, first)}."
+    if others:
+        text += f" {', '.join(others)} {'is' if len(others) == 1 else 'are'} not told from it."
+    return [f"{text}\n\n  ```bash\n  {command_of(answer.problem, first)}\n  ```"]
+
+
+def _what_it_does(problem: Problem, method: str) -> str:
+    """Return what the docstring of a method's class says that it does, after a comma; empty for no class."""
+    from fl_lightning import callbacks  # here, because the import takes seconds
+
+    for cell in problem.experiment.cells:
+        if cell.labels[METHOD] == method:
+            for name in _words(" ".join(cell.options)):
+                cls = getattr(callbacks, name, None)
+                if cls is not None:
+                    sentence = " ".join((cls.__doc__ or "").split()).partition(" (")[0].partition(". ")[0]
+                    return f", which {sentence[:1].lower()}{sentence[1:]}"
+    return ""
+
+
+def _words(text: str) -> list[str]:
+    return "".join(letter if letter.isalnum() else " " for letter in text).split()
+
+
+def command_of(problem: Problem, method: str) -> str:
+    """Write the command that trains a method on a user's config, with the values that its searches chose.
+
+    Of a number the geometric mean is taken, of other values the most frequent one.
+    """
+    cell = next(cell for cell in problem.experiment.cells if cell.labels[METHOD] == method)
+    parts = ["fl-lightning fit --config YOURS.yaml"]
+    parts += [shlex.quote(argument) for argument in cell.options]
+    for name, value in typical(_chosen(problem, method), _space(problem, method)).items():
+        if name != DECAY:
+            parts.append(f"--{name}={value}")
+        elif value == COSINE:
+            parts += [f"--{DECAY}=CosineAnnealingLR", f"--{DECAY}.T_max=ROUNDS"]
+    return " ".join(parts)
+
+
+def _chosen(problem: Problem, method: str) -> list[str]:
+    """Return the names of the settings that a method's searches chose."""
+    own = problem.tests_at(1)
+    return list(own[own[METHOD].eq(method)][TRY])
+
+
+def _space(problem: Problem, method: str) -> dict[str, Any]:
+    tuning = problem.experiment.tuning
+    assert tuning is not None
+    return {**tuning.every, **tuning.method[method]}
+
+
+def _matrix(answers: Sequence[Answer], whole: pd.DataFrame) -> str:
+    """Write the gains of all methods on all problems, their medians without attackers, and their signs."""
+    names = [answer.problem.name for answer in answers]
+    wide = whole[whole[METHOD].ne(BASELINE)].pivot(index=METHOD, columns="problem", values="gain")[names]
+    peaceful = wide[[name for name in names if not name.startswith(ATTACK)]]
+    order = pd.DataFrame({"common": peaceful.count(axis=1) * 2 >= peaceful.shape[1], "median": peaceful.median(axis=1)})
+    rows = []
+    for method in order.sort_values(["common", "median"], ascending=False).index:
+        known = peaceful.loc[method].dropna()
+        cells = [str(method), fixed(known.median(), 1, "+"), f"{known.gt(0).sum()} of {len(known)}"]
+        for answer in answers:
+            gain = wide[answer.problem.name][method]
+            text = "" if np.isnan(gain) else fixed(gain, 1, "+")
+            cells.append(f"**{text}**" if method in answer.winners else text)
+        rows.append(cells)
+    return "\n".join(pipes(["points over FedAvg", "median", "above FedAvg", *names], rows))
+
+
+def _places(problems: Sequence[Problem]) -> str:
+    """Write, for each option that is drawn from a range, how many chosen values lie at its ends."""
+    places: dict[str, list[float]] = {}
+    decays: list[str] = []
+    for problem in problems:
+        for method in dict.fromkeys(problem.tests[METHOD]):
+            space = _space(problem, method)
+            for name in _chosen(problem, method):
+                for option, value in values_in(name, space).items():
+                    if isinstance(space[option], Mapping):
+                        places.setdefault(option, []).append(place_of(space[option], float(value)))
+                    elif option == DECAY and len(space[option]) > 1:
+                        decays.append(value)
+    rows = []
+    for option, found in sorted(places.items(), key=lambda item: -len(item[1])):
+        low, high = sum(place < EDGE for place in found), sum(place > 1 - EDGE for place in found)
+        rows.append([f"`{option}`", str(len(found)), str(low), str(high), fixed(float(np.median(found)), 2)])
+    head = [
+        "drawn from a range",
+        "chosen values",
+        "in its lowest tenth",
+        "in its highest tenth",
+        "median place, 0 to 1",
+    ]
+    table = "\n".join(pipes(head, rows))
+    cosines = f"{decays.count(COSINE):,} are a cosine"
+    return f"{table}\n\nOf {len(decays):,} choices between a constant rate and a cosine, {cosines}."
+
+
+def _conflict(whole: pd.DataFrame, picture: Path, generator: np.random.Generator) -> str:
+    """Correlate less conflict with gain within the problems without attackers, and draw both."""
+    baseline = whole[whole[METHOD].eq(BASELINE)].set_index("problem")["after"]
+    rules = whole[whole[METHOD].ne(BASELINE) & ~whole["problem"].str.startswith(ATTACK)]
+    table = rules[[METHOD, "problem", "gain"]].assign(less=rules["problem"].map(baseline) - rules["after"])
+    draw(table, picture)
+    value, low, high = conflict_and_gain(table, generator)
+    shown = "A relation is not shown" if low <= 0 <= high else "A relation is shown"
+    return f"{fixed(value, 2)} (95 % interval {fixed(low, 2)} to {fixed(high, 2)}). {shown}"
+
+
+def _false_gains(problems: Sequence[Problem], generator: np.random.Generator) -> str:
+    """Count in how many draws, with methods exchanged, any gain of the candidates seems clear."""
+    wrong = 0
+    named = [candidates(problem) for problem in problems]
+    for _ in range(SHUFFLES):
+        p = []
+        for problem, methods in zip(problems, named, strict=True):
+            for budget in BUDGETS:
+                table = gains(shuffled(problem.tests_at(budget), generator), problem.measure)
+                p += list(table["p"].reindex(methods))
+        wrong += any(value < LEVEL for value in holm(p))
+    return f"{wrong} of {SHUFFLES}"
+
+
+def _searches(problems: Sequence[Problem]) -> str:
+    """Say how many searches the problems have."""
+    counts = sorted({problem.tests["seed"].nunique() for problem in problems})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def _section(answer: Answer) -> dict[str, str]:
+    """Write a problem's setting, its gains, and what its searches chose."""
+    problem = answer.problem
+    chosen = []
+    for row in problem.tests_at(1).sort_values([METHOD, "seed"]).to_dict("records"):
+        chosen.append([row[METHOD], str(row["seed"]), row[TRY], fixed(row[problem.measure], 1)])
+    return {
+        "name": problem.name,
+        "claim": problem.experiment.claim,
+        "setting": _setting(problem),
+        "table": "\n".join(pipes(HEAD, rows_of(problem.tests, problem.measure))),
+        "chosen": "\n".join(pipes(["method", "test's seed", "chosen", "test, %"], chosen)),
+    }
+
+
+def _setting(problem: Problem) -> str:
+    """Return what the config of a problem says of itself, up to the commands."""
+    lines = []
+    for line in Path(problem.experiment.config).read_text(encoding="utf-8").splitlines():
+        text = line.removeprefix("#").strip()
+        if not line.startswith("#") or not text:
+            break
+        lines.append(text)
+    return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Search: each method draws as many settings, the best third are trained to the end, and the best one is tested.
 
-One search is one seed: of its partition, its validation images and its draws. What it chooses is tested once, with another
-seed (TEST more), so that differences between methods vary with all that a user's own search would vary with.
+One search is one seed: of its partition, its validation images and its draws. What it chooses is tested once, with
+another seed (TEST more), so that differences between methods vary with all that a user's own search would vary with.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def searched(experiment: Experiment, runs: RunOptions) -> tuple[Experiment | Non
     """
     if max(runs.seeds) >= TEST:
         raise ConfigurationError(
-            f"seeds of a search must be below {TEST}, got {max(runs.seeds)}: its test has {TEST} more; set --first_seed 1"
+            f"seeds of a search must be below {TEST}, got {max(runs.seeds)}: its test has {TEST} more. Set --first_seed"
         )
     experiment = replace(experiment, cells=tuple(select(experiment.cells, runs.subset, experiment.id)))
     runs = replace(runs, subset=[])
@@ -141,7 +141,7 @@ def in_final(experiment: Experiment, kept: Kept) -> Experiment:
 
 
 def in_tests(experiment: Experiment, kept: Kept) -> Experiment:
-    """Return the experiment in which the best settings of each search are tested, with its own seed, at both lengths."""
+    """Return the experiment in which the best settings of each search are tested, each with a seed of its own."""
     rounds = rounds_of(experiment)
     cells = []
     for cell, seed, names in _kept_of(experiment, kept):

@@ -129,3 +129,23 @@ def as_options(settings: Mapping[str, Any], rounds: int) -> list[str]:
             cosine = {"class_path": "torch.optim.lr_scheduler.CosineAnnealingLR", "init_args": {"T_max": rounds}}
             arguments.append(option(name, cosine))
     return arguments
+
+
+def typical(names: Sequence[str], space: Space) -> Settings:
+    """Return, over the names of several settings, the geometric mean of a number, and the most frequent other value.
+
+    >>> typical(["optimizer.lr=0.1", "optimizer.lr=0.4"], {"client.optimizer.lr": {"log": [0.01, 1]}})
+    {'client.optimizer.lr': 0.2}
+    """
+    chosen: dict[str, list[str]] = {}
+    for name in names:
+        for option, value in values_in(name, space).items():
+            chosen.setdefault(option, []).append(value)
+    settings: Settings = {}
+    for option, values in chosen.items():
+        if isinstance(space[option], Mapping):
+            mean = stats.gmean([float(value) for value in values])
+            settings[option] = float(f"{mean:.{DIGITS}g}")
+        else:
+            settings[option] = max(values, key=values.count)
+    return settings
