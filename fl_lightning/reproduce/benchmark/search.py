@@ -190,10 +190,11 @@ def _cell_of_search(experiment: Experiment, cell: Cell, seed: int, name: str, ro
 
 
 def _kept_of(experiment: Experiment, kept: Kept) -> Iterator[tuple[Cell, int, Sequence[str]]]:
-    """Yield what is kept, with the cell of its method and the seed of its search."""
-    cells = {cell.labels[METHOD]: cell for cell in experiment.cells}
-    for (method, seed), names in kept.items():
-        yield cells[method], seed, names
+    """Yield what is kept, with the cell of its method and the seed of its search, in the order of the cells."""
+    for cell in experiment.cells:
+        for (method, seed), names in sorted(kept.items()):
+            if method == cell.labels[METHOD]:
+                yield cell, seed, names
 
 
 def _stage(experiment: Experiment, stage: str, cells: Sequence[Cell], last: int) -> Experiment:

@@ -93,7 +93,7 @@ def place_of(spec: Any, value: float) -> float:
 
 
 def name_of(settings: Mapping[str, Any]) -> str:
-    """Name settings by the options' last two words, as "optimizer.lr=0.1 callbacks.mu=0.01"; :func:`values_in` reads it.
+    """Name settings by the last two words of options, as "optimizer.lr=0.1"; :func:`values_in` reads it.
 
     >>> name_of({"model.client.optimizer.lr": 0.1, "trainer.callbacks.mu": 0.01})
     'optimizer.lr=0.1 callbacks.mu=0.01'
