@@ -17,7 +17,7 @@ from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.experiments.papers import experiments, figures, find
 from fl_lightning.reproduce.experiments.scale import at_scale
 from fl_lightning.reproduce.outcome.claims import effects, has
-from fl_lightning.reproduce.outcome.numbers import on_paper, printed, same
+from fl_lightning.reproduce.outcome.numbers import on_paper, printed, same, with_variances
 from fl_lightning.reproduce.outcome.pictures import BY
 from fl_lightning.runs.catalogue import in_papers
 
@@ -38,7 +38,8 @@ def points(experiment: Experiment) -> pd.DataFrame:
     rounds = experiment.rounds or [1]
     if experiment.pooled:
         labels.append(dict(experiment.pooled))
-    return pd.DataFrame([{**each, "round": round, "seed": 0, **zeros} for each in labels for round in rounds])
+    runs = pd.DataFrame([{**each, "round": round, "seed": 0, **zeros} for each in labels for round in rounds])
+    return with_variances(runs, experiment.measures)
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
