@@ -108,7 +108,7 @@ def values_in(name: str, space: Space) -> dict[str, str]:
     {'trainer.callbacks.mu': '0.01'}
     """
     given = dict(part.split("=", 1) for part in name.split())
-    return {option: given[_short(option)] for option in space if _short(option) in given}
+    return {key: given[_short(key)] for key in space if _short(key) in given}
 
 
 def _short(name: str) -> str:
@@ -139,13 +139,13 @@ def typical(names: Sequence[str], space: Space) -> Settings:
     """
     chosen: dict[str, list[str]] = {}
     for name in names:
-        for option, value in values_in(name, space).items():
-            chosen.setdefault(option, []).append(value)
+        for key, value in values_in(name, space).items():
+            chosen.setdefault(key, []).append(value)
     settings: Settings = {}
-    for option, values in chosen.items():
-        if isinstance(space[option], Mapping):
+    for key, values in chosen.items():
+        if isinstance(space[key], Mapping):
             mean = stats.gmean([float(value) for value in values])
-            settings[option] = float(f"{mean:.{DIGITS}g}")
+            settings[key] = float(f"{mean:.{DIGITS}g}")
         else:
-            settings[option] = max(values, key=values.count)
+            settings[key] = max(values, key=values.count)
     return settings

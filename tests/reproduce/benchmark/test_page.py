@@ -23,7 +23,7 @@ GAINS = {  # over FedAvg, in points
 
 
 def write_results(out: Path, seeds: Sequence[int] = range(1, 7)) -> None:
-    """Write tests and finals of FedAvg and five methods on two problems; at twice the rounds gains are half as large."""
+    """Write tests and finals of FedAvg and five methods on two problems; gains halve at twice the rounds."""
     draw = np.random.default_rng(0)
     for problem, by_method in GAINS.items():
         experiment = find(f"benchmark/{problem}")[0]

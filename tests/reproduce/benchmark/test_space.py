@@ -1,4 +1,4 @@
-"""Draws from the space of a search: evenly spread, shared between methods, and written so that they can be read again."""
+"""Draws from the space of a search: evenly spread, shared between methods, and named so that they can be read."""
 
 import math
 
