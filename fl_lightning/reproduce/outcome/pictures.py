@@ -84,6 +84,8 @@ def _draw(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None
             return _histogram(experiment, plot, pairs)
         case "epochs":
             return _epochs(plot, pairs)
+        case "detections":
+            return _detections(pairs)
         case "local":
             return _by_local_epoch(experiment, plot, pairs)
         case _:
@@ -232,6 +234,19 @@ def _epochs(plot: Plot, pairs: Pairs) -> plots.Plot | None:
                 lines.append(plots.Line(line, _without_band(column, epochs)))
             panels[f"{title}, round {round}"] = plots.Lines(plots.Axis("epoch on the server"), plots.Axis(title), lines)
     return plots.Panels(panels, columns=len(panels) // len(plot.measures))
+
+
+def _detections(pairs: Pairs) -> plots.Plot | None:
+    """Plot what each cell's run with the first seed has detected, a row for each cell, by the saved rounds."""
+    panels = {}
+    rounds = set[int]()
+    for name, job in _jobs_of_first_seed(pairs).items():
+        files = job.run.arrays("detections") if job.finished else {}
+        rounds.update(files)
+        for round in sorted(files):
+            arrays = load(files[round], "images", "boxes")
+            panels[f"{name}, round {round}"] = plots.Boxes(arrays["images"], arrays["boxes"])
+    return plots.Panels(panels, columns=len(rounds)) if panels else None
 
 
 def _by_local_epoch(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:

@@ -318,6 +318,24 @@ class TestPicture:
         assert drawn["λ, round 5", "client 4", 2] == 0.8
         assert len(drawn) == 3 * 2 + 3 * 4
 
+    def test_detections_by_method_and_round(self, tmp_path: Path) -> None:
+        """The first seed's; of three boxes the one with a score of 0.1 is not drawn."""
+        (figure,) = find("fedgh-slides/fig-output")
+        pairs = []
+        for number, cell in enumerate(figure.cells):
+            job = finished(tmp_path / str(number), **{"val/map50": [0.1] * 20})
+            for round in (10, 20):
+                boxes = [[0, 1, np.nan, 0, 0, 4, 4], [0, 1, 0.5, 0, 0, 4, round], [0, 0, 0.1, 0, 0, 1, 1]]
+                save(job, f"detections_{round}", images=np.zeros((1, 3, 8, 8), np.uint8), boxes=boxes)
+            pairs.append((cell, job))
+        assert picture(figure, pairs, tmp_path) == tmp_path / "figure.png"
+        drawn = pd.read_csv(tmp_path / "figure.csv")
+        assert drawn["panel"].drop_duplicates().tolist() == [
+            f"{method}, round {round}" for method in ("FedAvg", "FedAvg+GH") for round in (10, 20)
+        ]
+        assert drawn["score"].fillna(-1).tolist() == [-1, 0.5] * 4
+        assert drawn["y2"].tolist() == [4, 10, 4, 20] * 2
+
     def test_nothing_to_draw(self, tmp_path: Path) -> None:
         """One round; 36 lines, more than there are looks; no run; and no cell."""
         one = [(A, finished(tmp_path / "one", top1=[0.1]))]
