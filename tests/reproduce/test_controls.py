@@ -149,7 +149,7 @@ def test_its_configs_find_it() -> None:
 @pytest.mark.parametrize(
     ("strength", "expected"),
     [
-        # FedAvg's step is (-0.25, -0.75), GH's (-0.5, -0.5): half way is (-0.375, -0.625), and all have FedAvg's length.
+        # FedAvg steps (-0.25, -0.75), GH (-0.5, -0.5): half way is (-0.375, -0.625), and all have FedAvg's length.
         (0.0, (-0.25, -0.75)),
         (0.5, (-0.375 * (0.625 / 0.53125) ** 0.5, -0.625 * (0.625 / 0.53125) ** 0.5)),
         (1.0, (-0.5 * 1.25**0.5, -0.5 * 1.25**0.5)),
