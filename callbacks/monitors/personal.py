@@ -15,7 +15,6 @@ from typing_extensions import override
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Metric, Monitor, Server, check_at_least, log_each
 from fl_lightning.callbacks.monitors.training import VALIDATION, check_logged, check_validation_step, short_names
 from fl_lightning.engine.federation.clients import remedy
-from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.later import later
 
 OWN = "own/"
@@ -89,7 +88,7 @@ def _taken(names: Collection[str]) -> set[str]:
     return taken
 
 
-def _new_clients(data: FederatedData) -> range:
+def _new_clients(data: Any) -> range:
     """Return the numbers of the clients that never train."""
     return range(data.num_clients, data.num_clients + data.num_new)
 
