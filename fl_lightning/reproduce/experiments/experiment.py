@@ -75,16 +75,17 @@ class Plot:
             BY (pictures.py), which lie in arrays.
         panels: axes of the grid with a panel for each label; the other axes tell lines apart.
         kind: "curves" over the rounds; "labels", results against the labels of the axis ``over``; the "histogram" of
-            a metric over rounds and runs; the "epochs" of the server that FedLAW saved; the "surface" of the loss;
-            or the "partition" of the data, for which nothing is trained.
-        over: the axis of the grid whose labels, numbers above 0, are along the x-axis.
+            a metric over rounds and runs; the "epochs" of the server that FedLAW saved; "local", a client's measures by
+            local epoch, and by round; the "surface" of the loss; the "detections" that DetectionMonitor saved; or the
+            "partition" of the data, for which nothing is trained.
+        over: the axis of the grid whose labels, numbers, are along the x-axis, which is logarithmic if all are above 0.
         round: the paper's round whose surface is drawn, the last if None; or the middle of a histogram's rounds, which
             are all rounds if None.
     """
 
     measures: Mapping[str, str] = field(default_factory=dict)
     panels: Sequence[str] = ()
-    kind: Literal["curves", "labels", "histogram", "epochs", "surface", "partition"] = "curves"
+    kind: Literal["curves", "labels", "histogram", "epochs", "local", "surface", "detections", "partition"] = "curves"
     over: str = ""
     round: int | None = None
 
