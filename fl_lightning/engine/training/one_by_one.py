@@ -147,7 +147,8 @@ class OneByOne:
             if self.hooks.defines("personal"):
                 for rule in rules:  # as they will be in the block alone
                     stays = {name: value for (key, name), value in run.stays.items() if key == rule.state_key}
-                    rule.state = ChainMap({f"{name}/{client}": stays[name] for name in stays}, rule.state)
+                    if stays:
+                        rule.state = ChainMap({f"{name}/{client}": stays[name] for name in stays}, rule.state)
                 end = self.hooks.personal(client)
             models = start, end
         orchestrator._train_again = train_again
