@@ -120,7 +120,7 @@ def new_last(clients: int, share: float, seed: int) -> list[int]:
     The draw depends on N, the share and the seed alone.
 
     >>> new_last(5, 0.4, seed=0)
-    [0, 2, 3, 1, 4]
+    [1, 3, 4, 0, 2]
     """
     if not share:
         return list(range(clients))
