@@ -259,14 +259,21 @@ class LabelledData(FederatedDataModule):
         free["test"] = self._draw_examples("test", free["test"], self.test_examples)
         parts = self._deal(self.labels(train.targets), free["train"].nonzero().flatten())
         targets = train.targets
+        stamped = torch.zeros(len(targets), dtype=torch.bool)
         if self.corruption is not None:
-            generator = numpy_generator(self.seed, "corruption")
-            targets = self.corruption.corrupt(targets, parts.first(self.num_clients), self.num_classes, generator)
+            training = parts.first(self.num_clients)
+            targets = self.corruption.corrupt(
+                targets, training, self.num_classes, numpy_generator(self.seed, "corruption")
+            )
+            stamped[self.corruption.rows_to_change(training, numpy_generator(self.seed, "corruption"))] = True
         own_tests = self._own_tests(free["test"].nonzero().flatten())
         parts, kept = hold_out(parts, self.held_out, self.seed)
         used = _mask(len(targets), parts, kept) if isinstance(train, Unread) else None
         parts, kept = _among(parts, used), _among(kept, used)
         inputs = self.shifted(self._inputs_of(train, used), parts, kept)
+        if self.corruption is not None and stamped.any():
+            rows = (stamped if used is None else stamped[used]).nonzero().flatten()
+            inputs = self.corruption.corrupt_inputs(inputs, rows)
         examples = TensorDataset(inputs, targets if used is None else targets[used])
         test_inputs = self._inputs_of(test, free["test"])
         if own_tests is not None:
