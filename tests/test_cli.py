@@ -71,7 +71,7 @@ QUICK = {  # command lines that are answered at once: exit status, and words of 
     "data -h": (0, "--plot"),
     "fit --config digits_gh.yaml --trainer.callbacks+=Scafold": (
         2,
-        "callbacks: there is no class Scafold; did you mean",
+        "callbacks: there is no class Scafold; did you",
     ),
     "test --config digits_gh.yaml --data Digitz": (2, "data: there is no class Digitz; did you mean Digits?"),
     "sweep --config digits_gh.yaml --data.partition=Dirichlett": (2, "data.partition: there is no class Dirichlett;"),

@@ -370,7 +370,7 @@ def pages() -> dict[Path, dict[str, list[str]]]:
 
 
 def options() -> str:
-    """Make the text of the list of the options of each command of one run, and of the names of the classes they take."""
+    """Make the text of the list of the options of each command of one run, and of the classes that they take."""
     named = {command: set(options_of(parser_of(command))) for command in FederatedCLI.subcommands()}
     everywhere = set.intersection(*named.values())
     lists = {"all": everywhere, **{command: names - everywhere for command, names in named.items()}}
@@ -380,7 +380,7 @@ def options() -> str:
         "classes": class_names_at_start(),
     }
     text = yaml.safe_dump(facts, sort_keys=False, width=110, default_flow_style=None)
-    return f"# make lists writes this file: the options of the commands of one run, without those of classes, and names of classes\n{text}"
+    return f"# make lists writes this file: the options of the commands of one run, and the names of classes\n{text}"
 
 
 def names_below(base: type) -> set[str]:
@@ -392,7 +392,7 @@ def names_below(base: type) -> set[str]:
 
 
 def class_names() -> dict[str, list[str]]:
-    """Return the names of the classes of each option, without networks: PyTorch has hundreds, others in each version."""
+    """Return the names of the classes of each option, without networks: each version of PyTorch has others."""
     return {option: sorted(names_below(OPTIONS[option].base)) for option in OPTIONS if option != "model.client.network"}
 
 

@@ -120,7 +120,7 @@ def check_options(args: Sequence[str]) -> None:
 
 
 def _texts_of(args: Sequence[str]) -> list[tuple[str, str]]:
-    """Collect the texts among the settings of a command line and its configs, each with the option that has the text."""
+    """Collect the texts among the settings of a command line and its configs, each with its option."""
     texts: list[tuple[str, str]] = []
     for argument, following in pairwise([*args, ""]):
         name, is_joined, value = argument.removeprefix("--").partition("=")

@@ -19,7 +19,7 @@ KNOWN_PACKAGES = ("fl_lightning", "torch")  # whose imports define no class of a
 
 
 def stored_help(command: str) -> str | None:
-    """Return the page of help of a command of one run; None for other commands, and with another version of Lightning."""
+    """Return the help of a command of one run; None for other commands, and with another version of Lightning."""
     pages = read_yaml(PAGES, PAGES.read_text(encoding="utf-8"))
     if command not in pages or pages["lightning"] != version("lightning"):
         return None
