@@ -36,7 +36,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def shows_bars(stream: TextIO) -> bool:
-    """Tell whether a stream leads to a terminal, and to no notebook, whose ``!`` cell shows each change of a bar anew."""
+    """Tell whether a stream leads to a terminal, and not to a notebook, which says the same, and redraws nothing."""
     return stream.isatty() and "JPY_PARENT_PID" not in os.environ  # which Jupyter sets for its kernels
 
 
