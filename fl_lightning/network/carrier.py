@@ -29,6 +29,7 @@ METHOD = "/fl_lightning.Federation/Talk"
 PING_MS = 10_000  # between two signs of life
 SILENCE_MS = 10_000  # without an answer to one, after which the other end is gone; and the longest handshake
 CONNECTIONS = 4096  # that the server takes, strangers' too, if it may open twice as many files
+IDLE_MS = 5_000  # without a stream, after which a connection is closed; a site that is heard gets no second stream
 LIMITS = {"parts": 16, "head": 1 << 24}  # of a message: its number of parts, and the bytes of the first one
 FIRST_S = 60.0  # within which a site that has connected says that it comes
 UNREAD = 4  # messages that a site may leave unread
@@ -122,7 +123,11 @@ class GrpcServer:
         self._server = grpc.server(
             ThreadPoolExecutor(streams),
             [grpc.method_handlers_generic_handler(service, {method: handler})],
-            options=[*_options(self._limit), ("grpc.max_allowed_incoming_connections", _most_connections())],
+            options=[
+                *_options(self._limit),
+                ("grpc.max_allowed_incoming_connections", _most_connections()),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
+            ],
             maximum_concurrent_rpcs=streams,
         )
         pair = (self._kit.key, self._kit.certificate)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import grpc
@@ -244,6 +244,25 @@ def test_silent_strangers_leave_the_run_its_files(kits: Path, monkeypatch: pytes
         assert not any(is_open(stranger) for stranger in strangers)
         for stranger in strangers:
             stranger.close()
+
+
+def test_a_sites_further_connections_keep_no_other_site_out(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections with a valid certificate and no stream take all places; they are closed when they are idle."""
+    monkeypatch.setattr(carrier, "CONNECTIONS", 20)
+    monkeypatch.setattr(carrier, "IDLE_MS", 1000, raising=False)
+    kit = site_kit(kits / "anna")
+    credentials = grpc.ssl_channel_credentials(kit.authority, kit.key, kit.certificate)
+    with server(kits) as made, GrpcConnection(kit, LIMIT) as first, ExitStack() as further:
+        first.send([b"I come"])
+        heard(made, 1)
+        for number in range(40):
+            options = [("grpc.use_local_subchannel_pool", 1), ("number", number)]  # else they share a connection
+            channel = further.enter_context(grpc.secure_channel(kit.address, credentials, options))
+            grpc.channel_ready_future(channel)
+        with echoes(kits, "berlin"):
+            assert heard(made, 1, within=30) == {("berlin", b"here is berlin")}
+        made.send("anna", [b"on"])
+        assert first.receive() == [b"on"]
 
 
 def test_a_server_may_open_more_files_than_it_has_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,9 +340,12 @@ class Sites:
                 )
             for other in self.facts.values():
                 if other.classes != fact.classes:
+                    there = self.site_of(other.client)
+                    lacking = _lacking(site, fact, other) + _lacking(there, other, fact)
+                    how = "; ".join(lacking) or f"{fact.classes} at {site}, {other.classes} at {there}"
                     raise ConfigurationError(
-                        f"site {site} has the classes {fact.classes}, and site {self.site_of(other.client)} "
-                        f"{other.classes}: let the data of all sites have the same classes, those without examples too"
+                        f"sites {site} and {there} have different classes ({how}): let the data of all sites have the "
+                        "same classes in one order, those without examples too"
                     )
                 if list(other.columns) != list(fact.columns):
                     raise ConfigurationError(
@@ -355,3 +358,11 @@ class Sites:
                         f"{self.site_of(other.client)} by {other.scaling}: set data.mean and data.std to the same "
                         "numbers everywhere"
                     )
+
+
+def _lacking(site: str, fact: Facts, other: Facts) -> list[str]:
+    """Say which classes a site lacks beside another one; nothing if it has all, or they have no names."""
+    if not fact.class_names:
+        return []
+    names = [name for name in other.class_names or () if name not in fact.class_names]
+    return [f"{site} lacks {', '.join(names)}"] if names else []

@@ -105,6 +105,16 @@ def other_classes(made: Pairs) -> None:
     made.tell("anna", facts(0, class_counts=[1, 2, 3]))
 
 
+def named_classes(made: Pairs) -> None:
+    made.tell("berlin", facts(1, class_names=["ill", "odd", "well"]))
+    made.tell("anna", facts(0, class_names=["dead", "well"]))
+
+
+def another_order(made: Pairs) -> None:
+    made.tell("berlin", facts(1, class_names=["well", "ill"]))
+    made.tell("anna", facts(0, class_names=["ill", "well"]))
+
+
 def another_scale(made: Pairs) -> None:
     made.tell("berlin")
     made.tell("anna", facts(0, scaling=[[0.5], [0.2]]))
@@ -132,7 +142,15 @@ def other_columns(made: Pairs) -> None:
             another_scale,
             r"site anna scales inputs by mean and .* \[\[0\.5\], \[0\.2\]\], and site berlin by None",
         ),
-        (other_classes, r"site anna has the classes 3, and site berlin 2"),
+        (other_classes, r"sites anna and berlin have different classes \(3 at anna, 2 at berlin\): let the data"),
+        (
+            named_classes,
+            r"sites anna and berlin have different classes \(anna lacks ill, odd; berlin lacks dead\): let the data",
+        ),
+        (
+            another_order,
+            r"sites anna and berlin have .* \(\['ill', 'well'\] at anna, \['well', 'ill'\] at berlin\): let the",
+        ),
     ],
 )
 def test_who_does_not_fit_is_told_why(wrong: Callable[[Pairs], None], told: str) -> None:
