@@ -300,3 +300,7 @@ def test_the_help_names_the_networks_options(command: str) -> None:
     assert said.out.startswith(f"usage: fl-lightning {command} ")
     for option in ("kit", "sites", "deadline", "min_clients", "dealt", "server_data"):
         assert f"--network.{option} " in said.out
+    words = " ".join(said.out.split())
+    assert "(default 3600.0)" in words
+    assert "null for no limit (default null)" in words
+    assert words.count("(default") == 7  # kit and sites have none
