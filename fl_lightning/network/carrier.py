@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -34,6 +35,7 @@ LIMITS = {"parts": 16, "head": 1 << 24}  # of a message: its number of parts, an
 FIRST_S = 60.0  # within which a site that has connected says that it comes
 UNREAD = 4  # messages that a site may leave unread
 GOODBYE_S = 10.0  # within which the sites take the last words
+LAST_WORDS_S = 2.0  # within which the server takes those of a site
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # between two tries to reach the server
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -225,6 +227,7 @@ class GrpcServer:
             for message in _messages(parts):
                 first.cancel()
                 self._arrived.put(Heard(site, message))
+            line.waiting.put(None)  # the site has said its last word
         except Exception:  # gRPC's, of a stream that has ended, and those of a stranger's bytes
             context.cancel()
         finally:
@@ -315,12 +318,14 @@ class GrpcConnection:
         credentials = grpc.ssl_channel_credentials(self._kit.authority, self._kit.key, self._kit.certificate)
         self._channel = grpc.secure_channel(self._kit.address, credentials, _options(self._limit))
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        stream = self._channel.stream_stream(METHOD)(iter(self._outbox.get, None))
-        self._messages = _messages(stream)
+        self._stream = self._channel.stream_stream(METHOD)(iter(self._outbox.get, None))
+        self._messages = _messages(self._stream)
 
     def _close(self) -> None:
         if self._channel is not None:
             self._outbox.put(None)
+            with suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                self._stream.exception(LAST_WORDS_S)  # waits until the server has read what was sent
             self._channel.close()
             self._channel = None
 

@@ -115,6 +115,16 @@ def test_messages_go_both_ways_as_they_lie(kits: Path) -> None:
         assert said.splitlines()[-1] == "the end"
 
 
+def test_what_a_site_says_before_it_ends_arrives(kits: Path) -> None:
+    body = os.urandom(LIMIT - 1)
+    with server(kits) as made:
+        with GrpcConnection(site_kit(kits / "anna"), LIMIT) as ends:
+            ends.send([b"I come"])
+            ends.send([b"last words", *[body] * 10])
+        assert heard(made, 2) == {("anna", b"I come"), ("anna", b"|".join([b"last words", *[body] * 10]))}
+        assert made.receive(5) == Gone("anna")
+
+
 @pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
 def test_a_server_may_be_known_by_its_address(host: str, tmp_path: Path) -> None:
     make_kits(SITES, host, tmp_path, free_port())
