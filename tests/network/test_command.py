@@ -184,7 +184,8 @@ def test_a_full_disk_at_the_server_is_a_plain_line_at_the_sites(kits: Path, ther
 @pytest.mark.slow
 def test_a_full_disk_at_a_site_says_what_to_do(kits: Path, there: Path) -> None:
     """Ditto keeps 0.7 MB at each site."""
-    ditto = [*RUN, *DEALT, "--trainer.callbacks", "[Ditto]", "--model.on_bad_update", "skip", "--network.deadline", "60"]
+    ditto = [*RUN, *DEALT, "--trainer.callbacks", "[Ditto]", "--model.on_bad_update", "skip"]
+    ditto += ["--network.deadline", "60"]
     with limit(resource.RLIMIT_FSIZE, 300_000), joined(kits, *ditto) as sites:
         with limit(resource.RLIMIT_FSIZE, resource.RLIM_INFINITY):
             served = process("serve", *ditto, *NAMES, "--network.kit", kits / "server")
