@@ -17,7 +17,7 @@ from lib.command import limit, process, refused, run
 
 from fl_lightning.datamodules import Digits
 from fl_lightning.network.carrier import GrpcServer
-from fl_lightning.network.kits import make_kits, renew, server_kit, site_kit
+from fl_lightning.network.kits import make_kits, server_kit, site_kit
 
 from .test_carrier import free_port
 
@@ -179,40 +179,6 @@ def test_a_full_disk_at_the_server_is_a_plain_line_at_the_sites(kits: Path, ther
                 said,
                 re.MULTILINE,
             ), said
-
-
-@pytest.mark.slow
-def test_a_full_disk_at_a_site_says_what_to_do(kits: Path, there: Path) -> None:
-    """Ditto keeps 0.7 MB at each site."""
-    ditto = [*RUN, *DEALT, "--trainer.callbacks", "[Ditto]", "--model.on_bad_update", "skip"]
-    ditto += ["--network.deadline", "60"]
-    with limit(resource.RLIMIT_FSIZE, 300_000), joined(kits, *ditto) as sites:
-        with limit(resource.RLIMIT_FSIZE, resource.RLIM_INFINITY):
-            served = process("serve", *ditto, *NAMES, "--network.kit", kits / "server")
-        assert "client 0 is left out: its site could not write what stays there: File too large" in served.stderr
-        for name, site in zip(SITES, sites, strict=True):
-            said, _ = site.communicate(timeout=60)
-            kept = f"runs/digits_gh/site-{name}/kept"
-            assert f"fl-lightning: error: File too large: {kept}: free disk space; join again" in said
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_new_kits(there: Path) -> None:
-    """All kits are renewed after two of four rounds; the run has the bits of one that was not stopped."""
-    make_kits(SITES, "localhost", there / "kits", free_port())
-    kept = ["--experiment", "served"]
-    for rounds in ("2", "4"):
-        options = [*RUN, "--trainer.max_epochs", rounds, *DEALT]
-        with joined(there / "kits", *options) as sites:
-            go_on = ["--ckpt_path", "last"] if rounds == "4" else []
-            serve = ["serve", *options, *NAMES, "--network.kit", "kits/server", *kept, *go_on]
-            served = process(*serve)
-            assert served.returncode == 0, served.stderr
-            for site in sites:
-                said, _ = site.communicate(timeout=60)
-                assert site.returncode == 0, said
-        renew(["server", *SITES], there / "kits")
-    assert_as_here(Path("runs/served/version_0"), *RUN)
 
 
 def test_a_dry_run_says_what_would_be_sent(kits: Path, there: Path) -> None:
