@@ -356,7 +356,11 @@ def no_value(match: re.Match[str], refusal: Refusal) -> str:
 def another_type(match: re.Match[str], refusal: Refusal) -> str:
     """Say which type was expected."""
     expected = _plain_type(match[1])
-    hint = f": write [{match[2]}]" if expected == "a list" and re.fullmatch(r"[\w./-]+", match[2]) else ""
+    hint = ""
+    if expected == "a list" and re.fullmatch(r"[\w./-]+", match[2]):
+        hint = f": write [{match[2]}]"
+    elif match[2] == "None" and refusal.keys:  # of an option that must be given
+        hint = f": give --{refusal.place} a value"
     return f"expected {expected}, got {match[2]}{hint}"
 
 
