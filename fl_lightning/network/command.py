@@ -40,16 +40,17 @@ from fl_lightning.inside import inside
 from fl_lightning.network.alike import compared
 from fl_lightning.network.carrier import GrpcConnection, GrpcServer
 from fl_lightning.network.handshake import check_kit, look_at_server
-from fl_lightning.network.kits import server_kit, site_kit
+from fl_lightning.network.kits import Kit, days_left, expiry, server_kit, site_kit
 from fl_lightning.network.options import Network, own_options
 from fl_lightning.network.statistics import Statistics, combine, statistics_of, write_statistics
 from fl_lightning.network.survey import FIT, ask, ask_for_sum, tell, tell_end, tell_for_sum
+from fl_lightning.runs.folder.files import SITES
 from fl_lightning.runs.folder.lock import Holds, held
 from fl_lightning.seeding import isolated
 
 SMALLEST_LIMIT, MODELS = 1 << 20, 8  # bytes, and models, that a part of a message may have
+SOON = 30  # days before the end of a certificate, from which on a line says so
 FIRST_LOOK_S = 3.0  # for which a site looks for the server before it loads its data
-SITES = "sites.json"  # of a run folder: what the sites have told of their data
 WITHOUT_FOLDER = {
     "logger": False,
     "enable_checkpointing": False,
@@ -123,7 +124,10 @@ class ServeCLI(_NetworkCLI):
         known: dict[int, Facts] = {}
         if self.folder.is_taken:  # by a run that goes on; a new one takes a folder when all sites are there
             known = _read_facts(Path(self.folder.log_dir), network.sites)
-        with GrpcServer(server_kit(Path(network.kit)), network.sites, self.message_limit) as carrier:
+        kit = server_kit(Path(network.kit))
+        say = partial(self._say, trainer=trainer)
+        with GrpcServer(kit, network.sites, self.message_limit, partial(print, flush=True)) as carrier:
+            _say_expiry(kit)
             sites = Sites(
                 carrier,
                 clients,
@@ -132,11 +136,11 @@ class ServeCLI(_NetworkCLI):
                 network.min_clients,
                 known,
                 network.max_examples,
-                say=lambda line: self._say(line, self.trainer),
+                say=say,
                 stops=lambda: bool(self.stopping.stopped_by),
                 secure=network.secure_aggregation,
             )
-            self._say(f"waiting for {', '.join(network.sites)}", self.trainer)
+            say(f"waiting for {', '.join(network.sites)}")
             try:
                 self._gather(sites)
                 command()
@@ -188,7 +192,7 @@ class AskCLI(_NetworkCLI):
         network = self.network
         say = partial(print, flush=True)
         told: dict[str, Statistics] = {}
-        with GrpcServer(server_kit(Path(network.kit)), network.sites, self.message_limit) as carrier:
+        with GrpcServer(server_kit(Path(network.kit)), network.sites, self.message_limit, say) as carrier:
             say(f"waiting for the statistics of {', '.join(network.sites)}")
             try:
                 if network.secure_aggregation:
@@ -224,6 +228,7 @@ class JoinCLI(_NetworkCLI):
         """Check the kit, and the server's if the server is there, before data are loaded, which may take minutes."""
         self._kit = site_kit(Path(self.config["fit"].network.kit))
         check_kit(self._kit)
+        _say_expiry(self._kit)
         if not self._dry:
             with suppress(OSError):  # the site waits for the server later
                 look_at_server(self._kit, FIRST_LOOK_S)
@@ -248,7 +253,7 @@ class JoinCLI(_NetworkCLI):
         with isolated(CPU):
             own.prepare_data()
             own.setup("fit")
-        row = _row_of(client, own.num_clients, network)
+        row = _row_of(client, own.num_clients, network, self.written_config["data"].get("init_args", {}))
         if self._statistics:
             self._tell_statistics(row)
             return
@@ -286,7 +291,7 @@ class JoinCLI(_NetworkCLI):
         if self._dry:
             how = "in a sum over all sites alone" if hidden else "as it stands here"
             say(f"{self._name} would tell {kit.address} this, {how}, and connects nowhere now:")
-            say("\n".join(f"- {name}: {json.dumps(value)}" for name, value in asdict(told).items()))
+            say("\n".join(f"- {TOLD_AS.get(name, name)}: {json.dumps(value)}" for name, value in asdict(told).items()))
             return
         say(f"waiting for the server at {kit.address} …")
         try:
@@ -322,8 +327,19 @@ class _Stopping(Callback):
         raise SystemExit(128 + number)
 
 
-def _row_of(client: int, found: int, network: Network) -> int:
-    """Return the number of a site's client in its own data module."""
+def _say_expiry(kit: Kit) -> None:
+    """Say when a kit's certificate expires, if that is soon."""
+    days = days_left(kit)
+    if days < SOON:
+        print(
+            f"the certificate {kit.path('crt')} expires on {expiry(kit)}, in {counted(days, 'day')}: fl-lightning keys "
+            f"--renew {kit.name} makes a new kit",
+            flush=True,
+        )
+
+
+def _row_of(client: int, found: int, network: Network, settings: Mapping[str, Any]) -> int:
+    """Return the number of a site's client in its own data module, which has some settings."""
     expected = len(network.sites) if network.dealt else 1
     if found == expected:
         return client if network.dealt else 0
@@ -332,12 +348,21 @@ def _row_of(client: int, found: int, network: Network) -> int:
             f"expected data of {expected} clients, one for each of network.sites, got {found}: set data.num_clients to "
             f"{expected}"
         )
+    remedy = "let the data module have one client"
+    if "num_clients" in settings:
+        remedy = "set data.num_clients to 1"
+    elif "client" in settings:
+        remedy = "set data.client to null"
     raise ConfigurationError(
-        f"expected data of one client, this site's own, got {found} clients: set data.num_clients to 1; or "
+        f"expected data of one client, this site's own, got {found} clients: {remedy}; or "
         "network.dealt to true, if every site has the data of all clients and takes its own part"
     )
 
 
+TOLD_AS = {  # names of statistics, for people
+    "values": "number of values",
+    "squares": "sums of squared deviations from this site's mean",
+}
 SINGLE = (
     "its model or update, {params:,} numbers at most, and {buffers}; the numbers of its examples and steps, "
     "its mean training loss, the metrics that the module and the rules log on clients, and the vectors that rules send"
@@ -355,13 +380,14 @@ def _would_send(welcome: Welcome, module: LightningModule, secure: bool, address
     lines = [f"    buffer {line}" for line in buffer_lines(module)]
     buffers = "the buffers below" if lines else "no buffers"
     (facts,) = welcome.facts
+    scaling = "none: inputs are not scaled" if facts.scaling is None else str(facts.scaling)
     counts = "no numbers by class" if facts.class_counts is None else f"{list(facts.class_counts)} of them by class"
     return "\n".join(
         [
             f"{welcome.site} would send to {address}, and connects nowhere now:",
             f"- when it comes: its name; {facts.size:,} training examples, {counts}; the classes' names "
             f"({', '.join(facts.class_names or ()) or 'none'}); a hash of the data ({facts.fingerprint})",
-            f"- mean and standard deviation that scale inputs, which must be those of all sites: {facts.scaling}",
+            f"- mean and standard deviation that scale inputs, which must be those of all sites: {scaling}",
             f"- in each round: {(HIDDEN if secure else SINGLE).format(params=params, buffers=buffers)}",
             *lines,
             "- of an error, its type and the class that raised it",

@@ -216,8 +216,16 @@ def check_alike(here: Mapping[str, Any], there: Mapping[str, Any], other: str) -
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if names:
         texts = [f"{name} ({_short(here.get(name))} here, {_short(there.get(name))} there)" for name in names]
+        of_data = [name for name in names if name.startswith("data.")]
+        one_sided = [name for name in of_data if here.get(name) is None or there.get(name) is None]
         advice = "train from the same config with the same options"
-        if any(name.startswith("data.") for name in names):
+        if one_sided:
+            lacks = "this machine" if here.get(one_sided[0]) is None else other
+            advice += (
+                f"; {lacks} may lack a config that the other one has, such as that of serve --statistics: pass it as a "
+                "second --config"
+            )
+        elif of_data:
             advice += ", or name what says where a machine has its data in the data module's places"
         raise ConfigurationError(
             f"expected {other} to have the settings of this machine, got others: {one_line(', '.join(texts))}: {advice}"

@@ -284,12 +284,14 @@ class Sites:
             return heard
         kind = kind_of(heard.message)
         if kind == WELCOME:
-            self._admit(site, heard.message)
+            self._admit(heard)
             return None
         if kind is None:
             return Answered(site, heard.message)
         if kind != READY:
-            self._tell(site, pack_end(f"it trains, and takes no {one_line(kind)}"))
+            reason = f"it trains, and takes no {one_line(kind)}"
+            warnings.warn(f"site {heard.sender} is refused: {reason}", stacklevel=2)
+            self._tell(site, pack_end(reason))
             return None
         place = self._places[site]
         if place.stage is not Stage.LET_IN:
@@ -302,13 +304,14 @@ class Sites:
         place.stage = Stage.THERE
         return Came(site)
 
-    def _admit(self, site: str, message: Message) -> None:
+    def _admit(self, heard: Heard) -> None:
         """Let a site in, or tell it why not."""
+        site = heard.site
         try:
-            welcome = unpack_welcome(message)
+            welcome = unpack_welcome(heard.message)
             self._check(site, welcome)
         except (ConfigurationError, TrainingError) as error:
-            warnings.warn(f"site {site} is refused: {one_line(error)}", stacklevel=2)
+            warnings.warn(f"site {heard.sender} is refused: {one_line(error)}", stacklevel=2)
             self._tell(site, pack_told(Start(settings=self._settings, reason=str(error))))
             return
         self.facts |= {fact.client: fact for fact in welcome.facts}

@@ -162,6 +162,19 @@ def test_who_does_not_fit_is_told_why(wrong: Callable[[Pairs], None], told: str)
         assert "anna" in made.sites.missing
 
 
+def test_who_lacks_a_config_is_told_so() -> None:
+    """Of settings that both have, one may be a place."""
+    mean = {"data.mean": [0.5]}
+    with pytest.raises(
+        ConfigurationError, match="; this machine may lack a config that the other one has, such as that"
+    ):
+        check_alike(SETTINGS, SETTINGS | mean, "the server")
+    with pytest.raises(ConfigurationError, match=r"; the server may lack a config .* pass it as a second --config$"):
+        check_alike(SETTINGS | mean, SETTINGS, "the server")
+    with pytest.raises(ConfigurationError, match="same options, or name what says where a machine has its data"):
+        check_alike(SETTINGS | mean, SETTINGS | {"data.mean": [0.4]}, "the server")
+
+
 def test_a_site_refuses_a_server_with_other_settings() -> None:
     here, there = socket.socketpair()
     write(here, pack_told(Start([10, 11, 12], {**SETTINGS, "seed_everything": 2})))
