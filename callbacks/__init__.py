@@ -45,6 +45,7 @@ from fl_lightning.callbacks.server.norm_clipping import NormClipping as NormClip
 from fl_lightning.callbacks.server.pcgrad import PCGrad as PCGrad
 from fl_lightning.callbacks.server.qfedavg import QFedAvg as QFedAvg
 from fl_lightning.callbacks.server.server_ft import ServerFT as ServerFT
+from fl_lightning.callbacks.server.sign_agreement import SignAgreement as SignAgreement
 from fl_lightning.callbacks.server.torch_jd import TorchJD as TorchJD
 from fl_lightning.callbacks.server.trimmed_mean import TrimmedMean as TrimmedMean
 from fl_lightning.callbacks.client.fedadmm import FedADMM as FedADMM
@@ -100,6 +101,7 @@ from fl_lightning.callbacks.monitors.adapters import AggregationError as Aggrega
 from fl_lightning.callbacks.monitors.clients import ClientMonitor as ClientMonitor
 from fl_lightning.callbacks.monitors.coherence import CoherenceMonitor as CoherenceMonitor
 from fl_lightning.callbacks.monitors.conflict import ConflictMonitor as ConflictMonitor
+from fl_lightning.callbacks.monitors.detections import DetectionMonitor as DetectionMonitor
 from fl_lightning.callbacks.monitors.hessian import HessianMonitor as HessianMonitor
 from fl_lightning.callbacks.monitors.imbalance import ImbalanceMonitor as ImbalanceMonitor
 from fl_lightning.callbacks.monitors.surface import LossSurface as LossSurface

@@ -140,7 +140,8 @@ NO_USERS_BUSINESS = {
     # files and pictures of the run folder
     "fl_lightning.files": {"whole"},
     "fl_lightning.runs.critical_round": {"critical_round"},
-    "fl_lightning.runs.pictures": {"draw_cosines", "draw_surfaces"},
+    "fl_lightning.runs.pictures": {"BOX", "draw_boxes", "draw_cosines", "draw_surfaces"},
+    "fl_lightning.models": {"Detector"},  # public, and what DetectionMonitor is for
     # what peft and transformers have put into a network
     "fl_lightning.engine.hosting.adapted": {"adapted_layers", "known_class"},
     "fl_lightning.models.adapters": {"transposed_linear"},

@@ -33,10 +33,14 @@ def focal_loss(logits: Tensor, targets: Tensor, gamma: float, beta: float) -> Te
     Returns:
         A scalar.
     """
-    cross_entropy = F.cross_entropy(logits, targets, reduction="none")
+    return weighted(F.cross_entropy(logits, targets, reduction="none"), gamma, beta).mean()
+
+
+def weighted(cross_entropy: Tensor, gamma: float, beta: float) -> Tensor:
+    """Return each example's focal loss, given its cross-entropy -log p_t."""
     miss = 1 - (-cross_entropy).exp()
     miss = miss.clamp(min=torch.finfo(miss.dtype).eps)  # a power γ < 1 has no finite derivative at 0
-    return (beta * miss**gamma * cross_entropy).mean()
+    return beta * miss**gamma * cross_entropy
 
 
 class FocalLoss(FederatedCallback):

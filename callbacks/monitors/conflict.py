@@ -24,6 +24,7 @@ from fl_lightning import (
     save_arrays,
     share_removed,
 )
+from fl_lightning.later import later
 from fl_lightning.runs.pictures import draw_cosines
 
 
@@ -73,6 +74,27 @@ def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, tuple[float, fl
     return ratios
 
 
+def opposed_pairs(values: Tensor) -> Tensor:
+    """Compute for each column the share of the pairs of values of which one is above zero and the other below.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.monitors.conflict import opposed_pairs
+    >>> opposed_pairs(torch.tensor([[2.0, -1.0, 0.0], [1.0, 3.0, -1.0], [4.0, 5.0, 2.0]])).mul(3).round().tolist()
+    [0.0, 2.0, 1.0]
+
+    Args:
+        values: (K, B) the values of at least two clients in B coordinates.
+
+    Returns:
+        (B,) shares of the K(K-1)/2 pairs.
+    """
+    size = len(values)
+    signs = values.sign()
+    moved = signs.abs().sum(0)  # up + down
+    net = signs.sum(0)  # up - down
+    return (moved**2 - net**2) / 4 / (size * (size - 1) / 2)
+
+
 class ConflictMonitor(Monitor):
     """Logs how much the updates of a round conflict, before and after the rules have corrected them.
 
@@ -86,6 +108,9 @@ class ConflictMonitor(Monitor):
     - ``conflict/angle``: degrees between Σ λ_k Δ'_k and FedAvg's Σ n_k Δ_k: how far the rules turn the step. Shrinking
       factors and server optimizers are not included. Not logged if a sum is zero or a rule replaces the sum (median,
       …).
+    - ``conflict/sign``: share of the weights that some clients move up and others down. ``conflict/sign_pairs``: mean
+      over the weights of the share of the pairs of clients that move the weight in opposite directions. Both before
+      correction, and only with ``signs``.
     - ``conflict/layer/<name>``: the ratio of a layer's part of the updates before correction; only with ``layers``.
       ``conflict/layer_after/<name>`` is that of the corrected updates, of the rounds in which a rule corrected any.
 
@@ -99,6 +124,7 @@ class ConflictMonitor(Monitor):
         layers: whether to log the ratio by layer, too, which takes as long as a second Gram matrix and logs one number
             for each layer, or two under a rule that corrects updates. ``arrays/layers.npz`` holds the layers' ``names``
             in the module's order.
+        signs: whether to compare the signs of the updates, too, which takes another pass over them.
 
     Raises:
         ConfigurationError: ``every`` is negative.
@@ -170,6 +196,22 @@ class ConflictMonitor(Monitor):
             panel="turned by the rules, in degrees",
         ),
         Metric(
+            "conflict/sign",
+            "Weights with signs in conflict",
+            "Share of the weights that some clients move up and others down.",
+            formula="Δ_i > 0 and Δ_j < 0 for any clients i, j; grows with the cohort. Only with `signs`.",
+            percent=True,
+            panel="signs in conflict",
+        ),
+        Metric(
+            "conflict/sign_pairs",
+            "Pairs with opposite signs",
+            "Share of the pairs of clients that move a weight in opposite directions; mean over the weights.",
+            formula="A zero is opposite to nothing; signs drawn at random give 50 %. Only with `signs`.",
+            percent=True,
+            panel="signs in conflict",
+        ),
+        Metric(
             "conflict/layer/<name>",
             "Conflict ratio by layer",
             formula="`conflict/ratio` of the layer's part of Δ, weights and biases together; only with `layers`.",
@@ -185,10 +227,11 @@ class ConflictMonitor(Monitor):
         ),
     )
 
-    def __init__(self, every: int = 0, layers: bool = False) -> None:
+    @later(signs=False)
+    def __init__(self, every: int = 0, layers: bool = False, signs: bool = False) -> None:
         if not every >= 0:  # also refuses nan
             raise ConfigurationError(f"ConflictMonitor: every must be a number of rounds, 0 for never, got {every}")
-        self.every, self.layers = every, layers
+        self.every, self.layers, self.signs = every, layers, signs
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
@@ -198,6 +241,10 @@ class ConflictMonitor(Monitor):
         found = measures(cohort, corrected)
         if any(rule.reduce for rule in rules_of(orchestrator.trainer)):
             found.pop("angle", None)  # a reducer takes the place of the weighted sum
+        if self.signs:
+            opposed = cohort.updates.by_coordinate(opposed_pairs, None)
+            found["sign"] = int(opposed.count_nonzero()) / len(opposed)
+            found["sign_pairs"] = float(opposed.double().mean())
         if self.layers:
             ratios = layer_ratios(cohort, orchestrator.client)
             found |= {f"layer/{name}": before for name, (before, _) in ratios.items()}

@@ -77,6 +77,23 @@ def rises(loss: NDArray[np.float64]) -> tuple[float, float]:
     return float(loss[sides, middle].mean() - centre), float(loss[middle, sides].mean() - centre)
 
 
+def lowest(steps: NDArray[np.float64], loss: NDArray[np.float64]) -> tuple[float, tuple[float, float]]:
+    """Return the lowest loss on a grid, and the steps along both directions at which it lies.
+
+    >>> import numpy as np
+    >>> from fl_lightning.callbacks.monitors.surface import lowest
+    >>> lowest(np.array([-0.5, 0.0, 0.5]), np.array([[3.0, 3.0, np.nan], [3.0, 2.0, 3.0], [3.0, 1.0, np.inf]]))
+    (1.0, (0.5, 0.0))
+
+    Args:
+        steps: (n,) steps along both directions.
+        loss: (n, n) the loss, nan where unknown.
+    """
+    known = np.where(np.isnan(loss), np.inf, loss)
+    row, column = np.unravel_index(known.argmin(), known.shape)
+    return float(known[row, column]), (float(steps[row]), float(steps[column]))
+
+
 class LossSurface(Monitor):
     """Saves the loss on a grid around the global model (Li et al., 2018; FedGAM, Fig. 4; FedLAW, Fig. 12).
 
@@ -84,7 +101,9 @@ class LossSurface(Monitor):
     direction has the norm of the model's filter. The draw of the directions depends on ``seed`` alone: runs of several
     methods with the same network share the axes. ``arrays/surface_<round>.npz`` in the run folder holds ``steps`` (n,)
     and ``loss`` (n, n): loss[i, j] is the loss at w + steps[i]·d₁ + steps[j]·d₂, where w is the global model. Far from
-    w, the loss may be infinite or nan. Loggers that take pictures get the picture ``surface/loss``;
+    w, the loss may be infinite or nan. Each grid also logs ``surface/lowest``, its lowest loss, and ``surface/away``,
+    how far from w that is; and ``surface/rise``, by how much the loss rises from w to half of the span, mean of both
+    sides of both directions. Loggers that take pictures get the picture ``surface/loss``;
     :func:`fl_lightning.runs.pictures.draw_surfaces` draws several runs in one picture. The loss and its examples are
     those of :class:`HessianMonitor`. The monitor changes nothing.
 
@@ -112,6 +131,23 @@ class LossSurface(Monitor):
     """
 
     metrics = (
+        Metric(
+            "surface/lowest",
+            "Lowest loss of the surface",
+            "Lowest loss on the grid around the global model (FedGAM, Fig. 4).",
+            better="lower",
+            paper="min_loss",
+        ),
+        Metric(
+            "surface/away",
+            "Way to the lowest loss of the surface",
+            "How far from the global model the lowest loss on the grid is, in filters' own norms.",
+        ),
+        Metric(
+            "surface/rise",
+            "Rise of the loss",
+            "By how much the loss rises from the global model to half of the span: small at a flat minimum.",
+        ),
         Metric(
             "surface/weight/<k>",
             "best weight",
@@ -181,6 +217,10 @@ class LossSurface(Monitor):
         with training_loss(orchestrator, self.examples) as loss:
             arrays = {"steps": steps, "loss": surface(loss.at, params, directions, steps.tolist())}
         save_arrays(orchestrator, f"surface_{cohort.round}", **arrays)
+        least, place = lowest(**arrays)
+        orchestrator.log_round("surface/lowest", least)
+        orchestrator.log_round("surface/away", math.hypot(*place))
+        orchestrator.log_round("surface/rise", float(np.mean(rises(arrays["loss"]))))
         title = f"round {cohort.round}"
         log_figure(orchestrator, "surface/loss", lambda: draw_surfaces({title: arrays}), cohort.round)
 

@@ -18,9 +18,9 @@ LEDGER = "print where every claim of the papers stands, by the results in --out;
 UNTIL = "add seeds to the tables with an open claim: up to 5, 8 and 12"
 MOST = "largest number of seeds with --until-decided (default 12)"
 ANSWERS = "write the page of the tuned experiments to FILE, by the results in --out: who beats FedAvg"
-QUICK = "the benchmark's problem label-skew alone"
+QUICK = "the benchmark's problem label-skew alone, with one search if --seeds is not given"
 RULE = "add a rule of your own to the methods of a tuned experiment, as my_rules.MedianClipping"
-GRID = "an argument of --rule and the values to try, as c=0.5,1: two, since all methods have four tries"
+GRID = "an argument of --rule, and the values or the range to search: c=0.5,1 or c={log: [0.1, 10]}"
 SCALES = "a smaller version of the experiment: laptop (default: the paper's)"
 
 
@@ -54,6 +54,8 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
         raise SystemExit(0)
     if asked.quick:
         asked.id = ["benchmark/label-skew"]
+        if not any(argument.startswith("--seeds") for argument in args):
+            runs = replace(runs, seeds=runs.seeds[:1])
     if asked.ledger is not None and (asked.id or asked.scale or asked.until_decided or runs.subset or runs.options):
         raise ConfigurationError(
             "--ledger takes all experiments and trains nothing: give --out alone, the folder of all results"

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.arguments import arguments
-from fl_lightning.reproduce.benchmark.confirming import confirm
+from fl_lightning.reproduce.benchmark.compare import compare_methods
 from fl_lightning.reproduce.benchmark.gains import BASELINE
-from fl_lightning.reproduce.benchmark.page import print_answers, write_answers
-from fl_lightning.reproduce.benchmark.tuning import METHOD, name_of, tuned, with_rule
+from fl_lightning.reproduce.benchmark.page import write_answers
+from fl_lightning.reproduce.benchmark.search import METHOD, short_name, with_rule
 from fl_lightning.reproduce.experiments.choosing import with_options
-from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.experiments.papers import find
 from fl_lightning.reproduce.experiments.scale import at_scale
 from fl_lightning.reproduce.ledger.page import write_ledger
@@ -38,24 +37,15 @@ def command(args: Sequence[str]) -> int:
     if asked.rule:
         experiments = [with_rule(experiment, asked.rule, asked.grid) for experiment in experiments]
         if not runs.subset:  # of the other methods, the results that come with the package are shown
-            runs = replace(runs, subset=[f"{METHOD}={BASELINE},{name_of(asked.rule)}"])
-    chosen = []
+            runs = replace(runs, subset=[f"{METHOD}={BASELINE},{short_name(asked.rule)}"])
+    plain, searched = [], []
     for experiment in experiments:
         cells = with_options(experiment.cells, runs.options)
-        chosen.append(replace(experiment, cells=tuple(cells)))
-    to_tune = [experiment for experiment in chosen if experiment.tuning]
-    best = list[Experiment]()
-    if to_tune:
-        best, status = tuned(to_tune, runs)
-        chosen = [experiment for experiment in chosen if not experiment.tuning] + best
-        if status > 1 or not chosen:  # the tries were stopped, or others train a part of them
-            return status
-    if asked.until_decided:
-        return until_decided(chosen, runs, asked.most_seeds)
-    status = run(chosen, runs)
-    if runs.dry_run or status > 1:
-        return status
-    status = max(status, confirm(best, runs))
-    for experiment in best:
-        print_answers(experiment, runs.out / experiment.scale)
+        (searched if experiment.tuning else plain).append(replace(experiment, cells=tuple(cells)))
+    status = 0
+    if plain:
+        status = until_decided(plain, runs, asked.most_seeds) if asked.until_decided else run(plain, runs)
+    for experiment in searched:
+        if status <= 1:  # above, the runs were stopped
+            status = max(status, compare_methods(experiment, runs, asked.rule))
     return status

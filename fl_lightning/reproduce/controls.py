@@ -1,11 +1,19 @@
-"""ShamCorrection: what stands in for a rule that corrects updates, to tell what its correction is worth."""
+"""ShamCorrection and PartCorrection: what stands in for a rule that corrects updates, to tell what that is worth."""
 
 from typing import Literal
 
 import torch
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, check_choice, overrides
+from fl_lightning import (
+    Cohort,
+    ConfigurationError,
+    FederatedCallback,
+    Server,
+    check_choice,
+    check_not_negative,
+    overrides,
+)
 from fl_lightning.engine.rules.callback import CLIENT_HOOKS
 
 OTHER_HOOKS = (*CLIENT_HOOKS, "update", "refine", "on_round_end")  # a corrected update needs none of them
@@ -42,13 +50,7 @@ class ShamCorrection(FederatedCallback):
     settles = frozenset({"updates"})
 
     def __init__(self, rule: FederatedCallback, keeps: Literal["distance", "length"] = "distance") -> None:
-        name, others = type(rule).__name__, [hook for hook in OTHER_HOOKS if overrides(rule, hook)]
-        if "updates" not in rule.settles or rule.reduce is not None or others:
-            reason = f"{name} also defines {', '.join(others)}" if others else f"{name} settles other parts of a round"
-            raise ConfigurationError(
-                "rule must be a rule that corrects the updates in aggregate, such as GradientHarmonization, and does "
-                f"nothing else: {reason}"
-            )
+        _check_corrects_alone(rule)
         check_choice("keeps", keeps, "distance", "length")
         self.rule, self.keeps = rule, keeps
 
@@ -67,3 +69,45 @@ class ShamCorrection(FederatedCallback):
             drawn = wanted / length / corrected.weights.sum() * drawn
             return corrected.replace(mixing=cohort.mixing + drawn)
         return corrected.replace(mixing=cohort.mixing)
+
+
+class PartCorrection(FederatedCallback):
+    """Turns FedAvg's step by a part of another rule's correction, and keeps the length of FedAvg's step.
+
+    The dose of a correction without its longer steps: with the weights w that the rule sets, the updates Δ and the
+    rule's corrected updates Δ', the step has the direction of wΔ + strength (wΔ' - wΔ) and the length ‖wΔ‖. With
+    strength 0 it is FedAvg's, with 1 it is the rule's at FedAvg's length.
+
+    Args:
+        rule: the rule whose correction is applied in part, as for :class:`ShamCorrection`.
+        strength: >= 0, the part.
+
+    Raises:
+        ConfigurationError: ``rule`` is no such rule, or ``strength`` is negative.
+    """
+
+    settles = frozenset({"updates"})
+
+    def __init__(self, rule: FederatedCallback, strength: float) -> None:
+        _check_corrects_alone(rule)
+        check_not_negative(strength=strength)
+        self.rule, self.strength = rule, strength
+
+    @override
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        corrected = self.rule.aggregate(orchestrator, cohort)
+        turned = cohort.mixing + self.strength * (corrected.mixing - cohort.mixing)
+        steps = corrected.weights @ torch.stack([cohort.mixing, turned])
+        wanted, length = cohort.replace(mixing=steps).norms
+        return corrected.replace(mixing=(wanted / length if length > 0 else 1.0) * turned)
+
+
+def _check_corrects_alone(rule: FederatedCallback) -> None:
+    """Refuse a rule that does more than correct the updates in ``aggregate``."""
+    name, others = type(rule).__name__, [hook for hook in OTHER_HOOKS if overrides(rule, hook)]
+    if "updates" not in rule.settles or rule.reduce is not None or others:
+        reason = f"{name} also defines {', '.join(others)}" if others else f"{name} settles other parts of a round"
+        raise ConfigurationError(
+            "rule must be a rule that corrects the updates in aggregate, such as GradientHarmonization, and does "
+            f"nothing else: {reason}"
+        )

@@ -76,12 +76,26 @@ class Job:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Facts about a finished job: ``seconds``, ``seed``, ``arguments``, ``versions``."""
+        """Facts about a finished job: ``seconds`` (see :attr:`seconds`), ``seed``, ``arguments``, ``versions``."""
         path = inside(self.folder, FINISHED)
         try:
             return dict(json.loads(path.read_text()))
         except (TypeError, ValueError):
             raise ConfigurationError(f"{path} is damaged: delete it, and the run is trained again") from None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that a finished job took, over all processes that trained it.
+
+        The mark of a job that 0.3.0 finished has the seconds of its last process: its rounds may have taken longer.
+        """
+        return max(float(self.facts["seconds"]), self.seconds_of_rounds)
+
+    @property
+    def seconds_of_rounds(self) -> float:
+        """Seconds that the rounds trained so far took, without what a process needs to start."""
+        timings = self.run.timings
+        return float(timings["seconds"].sum()) if len(timings) else 0.0
 
     @property
     def run(self) -> Run:
@@ -206,12 +220,13 @@ def _fit(job: Job, arguments: Sequence[str]) -> int:
         began = time.monotonic()
         try:
             clear_run_without_round(job)
+            before = job.seconds_of_rounds  # of earlier processes
             status = command([*arguments, *_own_arguments(job)])
         finally:
             atexit._run_exitfuncs()  # multiprocessing exits without these: W&B would not close its file
         if status == 0:
             facts = {
-                "seconds": round(time.monotonic() - began, 1),
+                "seconds": round(before + time.monotonic() - began, 1),
                 "seed": job.seed,
                 "arguments": hidden_arguments(job.arguments),
                 "versions": {name: version(name) for name in ("fl-lightning", "torch", "lightning")},

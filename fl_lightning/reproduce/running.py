@@ -134,7 +134,7 @@ def _plan(experiment: Experiment, runs: RunOptions, folders: Folders) -> list[tu
         group = [experiment.id, *map(label, cell.labels.values())]
         arguments = [f"--config={experiment.config}", *cell.options]
         name = ", ".join(filter(None, (experiment.id, in_words(cell.labels, list(cell.labels)))))
-        for job in plan(group, arguments, runs.seeds, folders, name):
+        for job in plan(group, arguments, cell.seeds or runs.seeds, folders, name):
             pairs.append((cell, job))
     return pairs
 

@@ -1,4 +1,4 @@
-"""Pictures that several packages draw: partitions, cosines and loss surfaces; and the colours of all figures."""
+"""Pictures that several packages draw: partitions, cosines, loss surfaces, boxes; and the colours of all figures."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ WIDEST_PLOT = 16.0  # largest side of a bubble plot, in inches
 DRAWN = 200  # largest number of clients in a bubble plot
 NAMED = 40  # largest number of clients named along an axis
 LETTERS = 16  # largest number of letters of a name along an axis
+BOX = ("image", "class", "score", "x1", "y1", "x2", "y2")  # columns of boxes around objects
+SURE = 0.25  # least score of a detection that is drawn, as YOLOv8's own pictures have it
 LEVELS = 16  # lines of equal loss on a loss surface
 DECADES = 3.0  # largest range of a loss surface's colours, in powers of ten
 
@@ -232,3 +234,37 @@ def add_surface(
     axes.plot(0, 0, "+", color="white", markeredgewidth=1.5, markersize=8)
     axes.set_aspect("equal")
     return filled
+
+
+def draw_boxes(images: NDArray[np.uint8], boxes: NDArray[np.float64]) -> Figure:
+    """Draw images side by side, with boxes around objects, see :func:`add_boxes`."""
+    from matplotlib.figure import Figure  # here, because the import takes half a second
+
+    figure = Figure((2 * len(images), 2), dpi=100, layout="constrained")
+    add_boxes(figure.add_subplot(), images, boxes)
+    return figure
+
+
+def add_boxes(axes: Axes, images: NDArray[np.uint8], boxes: NDArray[np.float64]) -> None:
+    """Draw images into axes, side by side: a detection in its class's colour, a true object in white dashes below it.
+
+    Args:
+        axes: empty axes.
+        images: (n, 3, H, W) the images.
+        boxes: (m, 7) boxes with the columns BOX, in pixels; a true object's score is nan. Detections whose score is
+            below SURE are left out.
+    """
+    from matplotlib.patches import Rectangle
+
+    width, height = images.shape[3], images.shape[2]
+    row = np.concatenate(list(images.transpose(0, 2, 3, 1)), axis=1)
+    axes.imshow(row, extent=(0, len(images) * width, height, 0), interpolation="nearest")
+    for number, label, score, left, top, right, bottom in boxes.tolist():
+        if score < SURE:
+            continue
+        true = np.isnan(score)
+        colour = "white" if true else ON_DARK[int(label) % len(ON_DARK)]
+        style: dict[str, Any] = {"edgecolor": colour, "linestyle": (0, (2, 2)) if true else "-", "linewidth": 0.8}
+        corner = (number * width + left, top)
+        axes.add_patch(Rectangle(corner, right - left, bottom - top, fill=False, zorder=2 + (not true), **style))
+    axes.set_axis_off()

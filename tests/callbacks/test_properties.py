@@ -111,8 +111,10 @@ def is_fedavg(make: Make, cohort: Given) -> bool:
 
 
 def fedavg_without_conflict(make: Make, cohort: Given) -> bool:
-    """Unequal steps, so that this is not for want of them; all entries positive, so all products are."""
-    return is_fedavg(make, cohort.replace(updates=cohort.updates.abs(), steps=[1, 2, 3, 1, 2]))
+    """Unequal steps, so that this is not for want of them; products of 2 · 0.5² and more, though signs differ."""
+    updates = cohort.updates.abs() + 0.5
+    updates[:, 3] = torch.tensor([0.5, -0.5, 0.5, -0.5, 0.5])
+    return is_fedavg(make, cohort.replace(updates=updates, steps=[1, 2, 3, 1, 2]))
 
 
 def fedavg_with_equal_steps(make: Make, cohort: Given) -> bool:

@@ -17,7 +17,7 @@ from fl_lightning.callbacks import (
     TrimmedMean,
 )
 from fl_lightning.fit.configs import CONFIGS
-from fl_lightning.reproduce.controls import ShamCorrection
+from fl_lightning.reproduce.controls import PartCorrection, ShamCorrection
 
 NO_CONFLICT = [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
 PAPER, SLIDES = GradientHarmonization(order="ascending"), GradientHarmonization("slides", "ascending")
@@ -144,3 +144,24 @@ def test_its_configs_find_it() -> None:
     for name in ("rules/sham", "papers/controls/sham", "papers/controls/length"):
         text = (CONFIGS / f"{name}.yaml").read_text()
         assert f"class_path: {ShamCorrection.__module__}.ShamCorrection" in text
+
+
+@pytest.mark.parametrize(
+    ("strength", "expected"),
+    [
+        # FedAvg steps (-0.25, -0.75), GH (-0.5, -0.5): half way is (-0.375, -0.625), and all have FedAvg's length.
+        (0.0, (-0.25, -0.75)),
+        (0.5, (-0.375 * (0.625 / 0.53125) ** 0.5, -0.625 * (0.625 / 0.53125) ** 0.5)),
+        (1.0, (-0.5 * 1.25**0.5, -0.5 * 1.25**0.5)),
+    ],
+)
+def test_a_part_of_a_correction_keeps_the_length(strength: float, expected: object) -> None:
+    step, _ = apply(UPDATES, PartCorrection(PAPER, strength), samples=[1, 1, 2])
+    assert close(step, expected, 1e-12)
+
+
+def test_other_rules_and_parts_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="rule must be a rule that corrects the updates"):
+        PartCorrection(TrimmedMean(0.1), 0.5)
+    with pytest.raises(ConfigurationError, match="strength"):
+        PartCorrection(PAPER, -0.1)

@@ -22,7 +22,7 @@ from lib.job_folders import under_way as job_under_way
 from lib.wandb_files import wandb_records
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.reproduce import workers
+from fl_lightning.reproduce import jobs, workers
 from fl_lightning.reproduce.jobs import Folders, Job, clear_run_without_round, plan, wandb_arguments
 from fl_lightning.reproduce.run_options import read_minutes
 from fl_lightning.runs.folder.checkpoints import last_of_run
@@ -85,6 +85,15 @@ class Notes(FederatedCallback):
 def test_a_run_that_names_its_devices_is_obeyed(devices: object, expected: bool) -> None:
     job = Job(("a job",), (), 1, 1, Path("runs"), {"trainer": {"devices": devices}})
     assert job.leaves_devices_open is expected
+
+
+def test_a_job_that_goes_on_counts_what_earlier_processes_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rounds of 40 s lie there; the process that ends the job takes less than a round."""
+    job = job_under_way(tmp_path, seconds=40, top1=[0.5] * 3)
+    monkeypatch.setattr(jobs, "clear_run_without_round", lambda job: None)
+    monkeypatch.setattr(jobs, "command", lambda arguments: 0)
+    assert jobs._fit(job, []) == 0
+    assert 120 <= job.facts["seconds"] < 160
 
 
 @pytest.mark.slow

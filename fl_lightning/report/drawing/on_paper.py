@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fl_lightning.report.drawing.paper_axes import Common, common, paint, set_ruler, y_range
-from fl_lightning.report.drawing.plots import Bars, Bubbles, Dots, Heat, Lines, Panels, Plot, Surface
+from fl_lightning.report.drawing.plots import Bars, Boxes, Bubbles, Dots, Heat, Lines, Panels, Plot, Surface
 from fl_lightning.report.numbers import as_csv
 from fl_lightning.runs.pictures import LETTERS, save_png
 
@@ -77,7 +77,7 @@ def draw(plot: Plot, methods: Sequence[str] = ()) -> Figure:
     lines_of_title = max(len(title.splitlines()) for title in titles)
     height = max(_height(panel, width) for panel in panels) + ROW * lines_of_title
     shared = common(panels, width, methods)
-    square = all(isinstance(panel, Heat | Surface) for panel in panels)
+    square = all(isinstance(panel, Heat | Surface | Boxes) for panel in panels)
     with style.context(STYLE):
         figure = Figure((width * columns, height * rows), layout="compressed" if square else "constrained")
         for number, (title, panel) in enumerate(zip(titles, panels, strict=True), 1):
@@ -112,6 +112,9 @@ def _height(plot: Plot, width: float) -> float:
         return min(max(ROW * len(plot.values), LOWEST), width) + LABELS
     if isinstance(plot, Heat | Surface):
         return width
+    if isinstance(plot, Boxes):
+        number, _, height, across = plot.images.shape
+        return width * float(height / (number * across))
     named = 1.1 * ROW * len(plot.categories) if isinstance(plot, Dots) else 0.0
     return max(min(max(0.62 * width, LOWEST), HIGHEST), named) + LABELS
 

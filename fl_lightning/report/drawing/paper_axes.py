@@ -11,8 +11,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fl_lightning.report.drawing.plots import BYTES, PAPER, Axis, Bars, Bubbles, Dots, Heat, Line, Lines, Plot, Surface
-from fl_lightning.runs.pictures import COLOURS, MARKED_POINTS, add_bubbles, add_heat, add_surface, loss_levels
+from fl_lightning.report.drawing.plots import (
+    BYTES,
+    PAPER,
+    Axis,
+    Bars,
+    Boxes,
+    Bubbles,
+    Dots,
+    Heat,
+    Line,
+    Lines,
+    Plot,
+    Surface,
+)
+from fl_lightning.runs.pictures import (
+    COLOURS,
+    MARKED_POINTS,
+    add_boxes,
+    add_bubbles,
+    add_heat,
+    add_surface,
+    loss_levels,
+)
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -236,6 +257,11 @@ def _(plot: Bubbles, axes: Axes, shared: Common) -> None:
     drawn = Line2D([], [], linestyle="", marker="o", color=COLOURS[0], markersize=6)
     shared.legend[f"the largest bubble: {shared.largest:,} examples"] = ((0,), drawn)
     axes.grid(visible=False)
+
+
+@paint.register(Boxes)
+def _(plot: Boxes, axes: Axes, shared: Common) -> None:
+    add_boxes(axes, plot.images, plot.boxes)
 
 
 def set_ruler(ruler: Ruler, axis: Axis, values: Iterable[Any] = ()) -> None:

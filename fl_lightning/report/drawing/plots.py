@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fl_lightning.runs.pictures import BOX, SURE
+
 BYTES = "bytes"  # title of an axis whose ticks have units: MB, GB
 PAPER = "paper"  # text of a Mark at a number that a paper prints
 
@@ -221,6 +223,24 @@ class Bubbles:
 
 
 @dataclass(frozen=True)
+class Boxes:
+    """Images side by side, with boxes around what was detected and around the true objects; drawn in print alone.
+
+    Attributes:
+        images: (n, 3, H, W) the images, uint8.
+        boxes: (m, 7) the boxes, with the columns BOX of runs/pictures.py.
+    """
+
+    images: NDArray[np.uint8]
+    boxes: NDArray[np.float64]
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate the boxes that are drawn; the score of a true object is empty."""
+        boxes = pd.DataFrame(self.boxes, columns=list(BOX))
+        return boxes[~(boxes["score"] < SURE)].astype({"image": int, "class": int})
+
+
+@dataclass(frozen=True)
 class Panels:
     """Plots of one kind side by side, which share axes, scale of colours and legend.
 
@@ -230,7 +250,7 @@ class Panels:
         columns: number of panels in a row; 0 for a nearly square grid.
     """
 
-    panels: Mapping[str, Lines | Heat | Surface | Bubbles]
+    panels: Mapping[str, Lines | Heat | Surface | Bubbles | Boxes]
     shared: bool = True
     columns: int = 0
 
@@ -251,4 +271,4 @@ def _with_first(numbers: pd.DataFrame, *names: str) -> pd.DataFrame:
     return numbers[[*first, *(name for name in numbers if name not in first)]]
 
 
-Plot = Lines | Dots | Bars | Heat | Surface | Bubbles | Panels
+Plot = Lines | Dots | Bars | Heat | Surface | Bubbles | Boxes | Panels

@@ -1,4 +1,4 @@
-"""Gains: what each method of a problem adds to FedAvg, seed by seed, and at what cost."""
+"""Gains: what each method of a problem adds to FedAvg, search by search, and at what cost."""
 
 from __future__ import annotations
 
@@ -7,91 +7,100 @@ import math
 import numpy as np
 import pandas as pd
 
-from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm, interval, p_other
-from fl_lightning.reproduce.benchmark.tuning import METHOD
+from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, interval, p_other
+from fl_lightning.reproduce.benchmark.search import METHOD
 
 BASELINE = "FedAvg"
-MOMENTUM = "FedAvgM"
-BEFORE = "conflict/ratio"
-AFTER = "conflict/ratio_after"
-BYTES = "bytes/total"
-FEWEST_METHODS = 3  # of which a correlation is taken
+UP, DOWN = "bytes/up", "bytes/down"
+BEFORE, AFTER = "conflict/ratio", "conflict/ratio_after"
 BOOTSTRAP = 2000  # samples from which an interval is taken
 
 
 def gains(results: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Compute what each method of a problem adds to FedAvg; differences are taken within each seed.
+    """Compute what each method of a problem adds to FedAvg; differences are taken within each search.
 
     Args:
-        results: table of the runs, see :func:`fl_lightning.reproduce.outcome.numbers.collect`.
+        results: the tests of one budget, see :func:`fl_lightning.reproduce.outcome.numbers.collect`.
         measure: name of the column to compare.
 
     Returns:
-        One row per method, FedAvg first, the others by their gain: ``level`` (mean over the seeds), ``seeds`` (number
-        of runs that ended), ``gain`` and ``half`` (mean difference to FedAvg, half of its 95 % t interval), ``p``
-        (paired two-sided t test against 0, by Holm's method over the methods), ``beats`` and ``loses`` (whether the
-        gain is clear), ``momentum`` and ``momentum_half`` (difference to FedAvgM), ``seconds`` and ``bytes`` (medians,
-        in FedAvg's), ``before`` and ``after`` (share of the pairs of updates in conflict).
+        One row per method, FedAvg first, the others by their gain: ``level`` (mean over the searches), ``seeds``
+        (number of searches whose test ended), ``gain`` and ``half`` (mean difference to FedAvg, half of its 95 % t
+        interval), ``p`` (paired two-sided t test against 0, not corrected; nan for FedAvg and for fewer than three
+        searches), ``up`` and ``down`` (what is sent in a round, in FedAvg's), ``before`` and ``after`` (share of the
+        pairs of updates in conflict).
     """
-    values = results.pivot_table(index="seed", columns=METHOD, values=measure)
+    values = by_search(results, measure)
     apart = values.sub(values[BASELINE], axis=0)
     table = pd.DataFrame({"level": values.mean(), "seeds": values.count()})
     table[["gain", "half"]] = [interval(apart[method]) for method in table.index]
-    table["p"] = holm([_p(apart[method]) for method in table.index])
-    table["beats"] = (table["p"] < LEVEL) & (table["gain"] > 0)
-    table["loses"] = (table["p"] < LEVEL) & (table["gain"] < 0)
-    table[["momentum", "momentum_half"]] = math.nan
-    if MOMENTUM in values:
-        ahead = values.sub(values[MOMENTUM], axis=0)
-        table[["momentum", "momentum_half"]] = [interval(ahead[method]) for method in table.index]
+    table["p"] = [_p(apart[method]) if method != BASELINE else math.nan for method in table.index]
     by_method = results.groupby(METHOD)
-    costs = by_method[["seconds", BYTES]].median()
-    table[["seconds", "bytes"]] = costs / costs.loc[BASELINE]
+    sent = by_method[[UP, DOWN]].median()
+    table[["up", "down"]] = sent / sent.loc[BASELINE]
     table[["before", "after"]] = by_method[[BEFORE, AFTER]].mean()
     return table.sort_values("gain", ascending=False).sort_index(key=lambda names: names != BASELINE, kind="stable")
 
 
+def by_search(results: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Return a measure with a row for each search and a column for each method."""
+    return results.pivot_table(index="seed", columns=METHOD, values=measure)
+
+
 def _p(apart: pd.Series) -> float:
-    """Return the p value of differences to FedAvg; nan for FedAvg itself, and for too few seeds."""
     known = apart.dropna().to_numpy()
-    return p_other(known) if len(known) >= FEWEST_SEEDS and apart.name != BASELINE else math.nan
+    return p_other(known) if len(known) >= FEWEST_SEEDS else math.nan
 
 
-def false_beats(results: pd.DataFrame, measure: str, times: int, generator: np.random.Generator) -> list[int]:
-    """Exchange the methods within each seed at random, ``times`` times; count the gains that then seem clear.
+def winners(results: pd.DataFrame, measure: str, better: list[str]) -> list[str]:
+    """Return the methods that are not clearly below the best one, by paired t tests at 5 % without correction.
 
-    No method is better than another in such results: each clear gain is a false one.
+    Args:
+        results: as in :func:`gains`.
+        measure: name of the column to compare.
+        better: methods that are clearly better than FedAvg.
     """
-    counts = []
-    for _ in range(times):
-        shuffled = results.copy()
-        for _, rows in results.groupby("seed"):
-            shuffled.loc[rows.index, METHOD] = generator.permutation(rows[METHOD].to_numpy())
-        counts.append(int(gains(shuffled, measure)["beats"].sum()))
-    return counts
+    values = by_search(results, measure)[better]
+    if values.empty:
+        return []
+    best = values.mean().idxmax()
+    return [method for method in better if method == best or not _p(values[best] - values[method]) < LEVEL]
+
+
+def shuffled(results: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
+    """Exchange the methods within each search at random, so that no method is better than another."""
+    mixed = results.copy()
+    for _, rows in results.groupby("seed"):
+        mixed.loc[rows.index, METHOD] = generator.permutation(rows[METHOD].to_numpy())
+    return mixed
 
 
 def conflict_and_gain(table: pd.DataFrame, generator: np.random.Generator) -> tuple[float, float, float]:
-    """Correlate the ranks of what methods take from the conflict, and of what they gain.
+    """Correlate, within problems, the ranks of what methods take from the conflict with those of what they gain.
 
     Args:
-        table: columns ``method``, ``less`` (by how much fewer pairs are in conflict than with FedAvg) and ``gain``, one
-            row for each method and problem.
-        generator: generator of the bootstrap. It draws methods, because a method's results are not independent.
+        table: columns ``method``, ``problem``, ``less`` (by how much fewer pairs are in conflict than with FedAvg) and
+            ``gain``.
+        generator: generator of the bootstrap, which draws problems and methods.
 
     Returns:
-        Spearman's correlation, and the edges of its 95 % interval; nan for fewer than three methods.
+        The correlation of the ranks, each problem's shifted to the mean 0; and the edges of its 95 % interval.
     """
-    if table[METHOD].nunique() < FEWEST_METHODS:
-        return math.nan, math.nan, math.nan
-    by_method = [rows for _, rows in table.groupby(METHOD)]
+    wide = table.pivot(index=METHOD, columns="problem", values=["less", "gain"]).rank()
+    less, gain = wide["less"], wide["gain"]
+    less, gain = less - less.mean(), gain - gain.mean()
     sampled = []
     for _ in range(BOOTSTRAP):
-        drawn = generator.integers(len(by_method), size=len(by_method))
-        sampled.append(_spearman(pd.concat([by_method[at] for at in drawn])))
+        rows = generator.integers(len(less), size=len(less))
+        columns = generator.integers(less.shape[1], size=less.shape[1])
+        sampled.append(_correlation(less.to_numpy()[rows][:, columns], gain.to_numpy()[rows][:, columns]))
     low, high = np.nanquantile(sampled, [0.025, 0.975])
-    return _spearman(table), float(low), float(high)
+    return _correlation(less.to_numpy(), gain.to_numpy()), float(low), float(high)
 
 
-def _spearman(table: pd.DataFrame) -> float:
-    return float(table["less"].corr(table["gain"], "spearman"))
+def _correlation(less: np.ndarray, gain: np.ndarray) -> float:
+    """Return the correlation of two arrays without their nan."""
+    known = ~np.isnan(less) & ~np.isnan(gain)
+    if known.sum() < 3 or not np.ptp(less[known]) or not np.ptp(gain[known]):
+        return math.nan
+    return float(np.corrcoef(less[known], gain[known])[0, 1])

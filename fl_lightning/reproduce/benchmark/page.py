@@ -1,34 +1,33 @@
-"""The page of a benchmark: who beats FedAvg on which problem, by how much, how sure, and at what cost."""
+"""The page of a benchmark: which rules beat FedAvg on which problem, by how much, with which settings, at what cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.elements import pipes
-from fl_lightning.report.numbers import fixed, fixed_interval
-from fl_lightning.report.statistics import FEWEST_SEEDS
-from fl_lightning.reproduce.benchmark.confirming import confirmation_of
-from fl_lightning.reproduce.benchmark.gains import BASELINE, MOMENTUM, conflict_and_gain, false_beats, gains
+from fl_lightning.report.numbers import fixed
+from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm
+from fl_lightning.reproduce.benchmark.compare import HEAD, points, rows_of
+from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, gains, shuffled, winners
 from fl_lightning.reproduce.benchmark.picture import draw
 from fl_lightning.reproduce.benchmark.problems import Problem, problem_of, results_of
-from fl_lightning.reproduce.benchmark.tuning import FRESH, METHOD, TRY
-from fl_lightning.reproduce.experiments.experiment import Experiment
+from fl_lightning.reproduce.benchmark.search import BUDGETS, METHOD, TRY
+from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, place_of, typical, values_in
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.outcome import tables
 
-CAPTION = (
-    "* clear at 5 %, by a paired t test over the seeds and Holm's method over the rows; p is of that test. time: of a "
-    "run, in FedAvg's. conflict: share of the pairs of updates that point apart, before → after correction."
-)
-SHUFFLES = 100  # times that methods are exchanged within seeds
-HEAD = ["method", "%", "− FedAvg", "p", "− FedAvgM", "time", "bytes", "conflict"]
+CANDIDATES = 3  # methods of a problem that are tested: the best by the validation images of the searches
+ATTACK = "attack"  # how the names of problems with attackers begin
+SHUFFLES = 100  # times that methods are exchanged within searches
+EDGE = 0.1  # part of a range that counts as its end
 
 
 def write_answers(out: Path, file: str) -> int:
@@ -42,15 +41,15 @@ def write_answers(out: Path, file: str) -> int:
         The exit status, 0.
 
     Raises:
-        ConfigurationError: no tuned experiment has results of three seeds.
+        ConfigurationError: no tuned experiment has results of three searches.
     """
     problems = []
     for experiment in experiments().values():
-        results = results_of(experiment.id, out) if experiment.tuning else pd.DataFrame()
-        if not results.empty and results["seed"].nunique() >= FEWEST_SEEDS:
-            problems.append(problem_of(experiment, results, out))
+        tests = results_of(experiment.id, out) if experiment.tuning else pd.DataFrame()
+        if not tests.empty and tests["seed"].nunique() >= FEWEST_SEEDS:
+            problems.append(problem_of(experiment, tests, out))
     if not problems:
-        raise ConfigurationError(f"no tuned experiment has three seeds in {out}: fl-lightning reproduce benchmark")
+        raise ConfigurationError(f"no tuned experiment has three searches in {out}: fl-lightning reproduce benchmark")
     page = Path(file)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(page_of(problems, page), encoding="utf-8")
@@ -58,206 +57,265 @@ def write_answers(out: Path, file: str) -> int:
     return 0
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Holds what a problem's searches answer.
+
+    Attributes:
+        problem: the problem.
+        once, twice: the gains of all methods in the problem's rounds, and in twice as many.
+        p: for each candidate, the corrected p value at either length.
+        winners: the candidates that are clearly better than FedAvg and not clearly below the best of them, the cheapest
+            first.
+    """
+
+    problem: Problem
+    once: pd.DataFrame
+    twice: pd.DataFrame
+    p: Mapping[str, Sequence[float]]
+    winners: Sequence[str]
+
+
+def answers_of(problems: Sequence[Problem]) -> list[Answer]:
+    """Test the candidates of all problems at both lengths: one family of tests, for Holm's correction."""
+    tested = []
+    for problem in problems:
+        at = [problem.gains_at(budget) for budget in BUDGETS]
+        for method in candidates(problem):
+            tested += [(problem.name, method, number, table["p"][method]) for number, table in enumerate(at)]
+    corrected = holm([p for *_, p in tested])
+    answers = []
+    for problem in problems:
+        once, twice = (problem.gains_at(budget) for budget in BUDGETS)
+        p: dict[str, list[float]] = {}
+        for (name, method, _, _), value in zip(tested, corrected, strict=True):
+            if name == problem.name:
+                p.setdefault(method, []).append(value)
+        better = [method for method in p if p[method][0] < LEVEL and once["gain"][method] > 0]
+        best = winners(problem.tests_at(1), problem.measure, better)
+        answers.append(Answer(problem, once, twice, p, sorted(best, key=lambda method: _cost(problem, once, method))))
+    return answers
+
+
+def candidates(problem: Problem) -> list[str]:
+    """Name the methods whose chosen settings are best on the validation images, on average over the searches."""
+    chosen = problem.final.groupby([METHOD, "seed"])[problem.measure].max().groupby(METHOD).mean()
+    known = [method for method in chosen.sort_values(ascending=False).index if method in set(problem.tests[METHOD])]
+    return [str(method) for method in known if method != BASELINE][:CANDIDATES]
+
+
+def _cost(problem: Problem, table: pd.DataFrame, method: str) -> tuple[float, int, float]:
+    """Order methods by what they need beside FedAvg, what they send, and what they gain."""
+    row = table.loc[method]
+    return len(needs_of(problem, method)), round(row["up"] + row["down"], 1), -row["gain"]
+
+
+def needs_of(problem: Problem, method: str) -> list[str]:
+    """Name what a method needs beside FedAvg."""
+    tuning = problem.experiment.tuning
+    assert tuning is not None
+    return list(tuning.needs.get(method, ()))
+
+
 def page_of(problems: Sequence[Problem], page: Path) -> str:
     """Write the page's text, and draw the picture beside it."""
-    whole = pd.concat({problem.name: problem.gains for problem in problems}, names=["problem", METHOD]).reset_index()
-    rules = whole[whole[METHOD].ne(BASELINE)]
-    wide = rules.pivot(index=METHOD, columns="problem", values="gain")[[problem.name for problem in problems]]
-    is_common = wide.count(axis=1) * 2 >= len(problems)  # the others stand below, since one problem says little
-    order = pd.DataFrame({"common": is_common, "median": wide.median(axis=1)})
-    wide = wide.loc[order.sort_values(["common", "median"], ascending=False).index]
-    loses = rules.groupby(METHOD)["loses"].sum().loc[wide.index]
+    answers = answers_of(problems)
+    whole = pd.concat({answer.problem.name: answer.once for answer in answers}, names=["problem", METHOD]).reset_index()
     generator = np.random.default_rng(0)
-    wrong = []
-    for problem in problems:
-        if len(problem.best):
-            wrong += false_beats(problem.fresh, problem.experiment.measures[0], SHUFFLES, generator)
-    tested = sum(len(problem.best) for problem in problems)
     return tables.page_from(
         "benchmark.md.j2",
-        answers=_answers(problems),
-        advice=[_advice(problem) for problem in problems],
-        seldom=", ".join(wide.index[wide.median(axis=1).le(0)]),
-        worse=", ".join(f"{method} ({count})" for method, count in loses[loses.gt(0)].items()),
-        matrix=_matrix(wide, problems),
-        between=_between_problems(wide),
-        conflict=_conflict(rules, whole, page.with_suffix(".png"), generator),
+        answers=_first_table(answers),
+        advice=[text for answer in answers for text in _advice(answer)],
+        tests=sum(len(values) for answer in answers for values in answer.p.values()),
+        matrix=_matrix(answers, whole),
+        places=_places(problems),
+        conflict=_conflict(whole, page.with_suffix(".png"), generator),
         picture=page.with_suffix(".png").name,
-        kept=_kept(problems),
-        wrong=f"{sum(wrong)} of {SHUFFLES * tested:,}",
-        draws=f"{np.count_nonzero(wrong)} of {len(wrong):,}",
-        problems=[_section(problem) for problem in problems],
-        fresh=f"{FRESH[0]} to {FRESH[-1]}",
-        hours=fixed(_seconds(problems) / 3600, 1),
-        runs=f"{sum(len(problem.results) + len(problem.fresh) + len(problem.tries) for problem in problems):,}",
+        false=_false_gains(problems, generator),
+        searches=_searches(problems),
+        problems=[_section(answer) for answer in answers],
     )
 
 
-def _answers(problems: Sequence[Problem]) -> str:
-    """Write the first table: for each problem FedAvg, and what the best methods gain on fresh seeds."""
+def _first_table(answers: Sequence[Answer]) -> str:
+    """Write for each problem FedAvg's level, and the winners with their gains at both lengths and their needs."""
     rows = []
-    for problem in problems:
-        clear, open_ = [], []
-        for row in problem.best.itertuples():
-            text = f"{row.Index} {_points(row.gain, row.half)}"
-            if row.beats:
-                clear.append(f"**{text}** ({_costs(row)})")
-            else:
-                open_.append(text)
-        compared = problem.confirmed if len(problem.confirmed) else problem.gains
-        level = f"{compared['level'][BASELINE]:.1f}"
-        rows.append([f"[{problem.name}](#{problem.name})", level, "; ".join(clear) or "none", "; ".join(open_)])
-    head = ["problem", "FedAvg, %", "clearly better, in points", "not clearly"]
-    return "\n".join(pipes(head, rows))
+    for answer in answers:
+        won = []
+        for method in answer.winners:
+            needs = needs_of(answer.problem, method)
+            words = f" ({', '.join(needs)})" if needs else ""
+            won.append(f"**{method}**{words} {_gain(answer, method, 0)}, then {_gain(answer, method, 1)}")
+        open_ = [f"{method} {_gain(answer, method, 0)}" for method in answer.p if method not in answer.winners]
+        name = answer.problem.name
+        level = f"{answer.once['level'][BASELINE]:.1f}"
+        rows.append([f"[{name}](#{name})", level, "; ".join(won) or "none", "; ".join(open_)])
+    return "\n".join(pipes(["problem", "FedAvg, %", "winners, in points", "also tested"], rows))
 
 
-def _points(gain: float, half: float) -> str:
-    return fixed_interval(gain, half, 1, "+")
+def _gain(answer: Answer, method: str, at: int) -> str:
+    """Write a candidate's gain at one of the lengths, with a star if it is clear."""
+    row = (answer.once, answer.twice)[at].loc[method]
+    return points(row["gain"], row["half"]) + ("\\*" if answer.p[method][at] < LEVEL else "")
 
 
-def _costs(row: Any) -> str:
-    return f"{fixed(row.seconds, 1)} × time, {fixed(row.bytes, 1)} × bytes"
+def _advice(answer: Answer) -> list[str]:
+    """Answer a problem's question: what the cheapest winner does, and its command."""
+    question = answer.problem.experiment.claim
+    if not answer.winners:
+        return [f"{question} None of the rules that were tested is clearly better: take FedAvg, with its rate tuned."]
+    first, *others = answer.winners
+    text = f"{question} **{first}**{_what_it_does(answer.problem, first)}."
+    if others:
+        text += f" {', '.join(others)} {'is' if len(others) == 1 else 'are'} not told from it."
+    return [f"{text}\n\n  ```bash\n  {command_of(answer.problem, first)}\n  ```"]
 
 
-def _advice(problem: Problem) -> str:
-    """Answer an experiment's question in a sentence: the largest clear gain, and the fastest one."""
-    question = problem.experiment.claim
-    winners = problem.best[problem.best["beats"].astype(bool)]
-    others = problem.gains.index[problem.gains["beats"] & ~problem.gains.index.isin(problem.best.index)]
-    beside = f" In the comparison of all rules also {', '.join(others)}." if len(others) else ""
-    if winners.empty:
-        return f"{question} None is clearly better on fresh seeds.{beside}"
-    best = winners.iloc[0]
-    fastest = winners.sort_values("seconds").iloc[0]
-    text = f"{question} **{best.name}**, {_points(best.gain, best.half)} points ({_costs(best)})"
-    if best.name != MOMENTUM and not np.isnan(best.momentum):
-        text += f", which is {_points(best.momentum, best.momentum_half)} to FedAvgM"
-    if fastest.name != best.name:
-        text += f"; the fastest is **{fastest.name}**, {_points(fastest.gain, fastest.half)} ({_costs(fastest)})"
-    return f"{text}.{beside}"
+def _what_it_does(problem: Problem, method: str) -> str:
+    """Return what the docstring of a method's class says that it does, after a comma; empty for no class."""
+    from fl_lightning import callbacks  # here, because the import takes seconds
+
+    for cell in problem.experiment.cells:
+        if cell.labels[METHOD] == method:
+            for name in _words(" ".join(cell.options)):
+                cls = getattr(callbacks, name, None)
+                if cls is not None:
+                    sentence = " ".join((cls.__doc__ or "").split()).partition(" (")[0].partition(". ")[0]
+                    return f", which {sentence[:1].lower()}{sentence[1:]}"
+    return ""
 
 
-def _matrix(wide: Any, problems: Sequence[Problem]) -> str:
-    """Write the gains of all methods on all problems, their medians, and on how many problems they are above zero."""
-    clear = set()
-    for problem in problems:
-        for table in (problem.gains, problem.best):
-            told = table.index[(table["beats"] | table["loses"]).astype(bool)]
-            clear |= {(method, problem.name) for method in told}
+def _words(text: str) -> list[str]:
+    return "".join(letter if letter.isalnum() else " " for letter in text).split()
+
+
+def command_of(problem: Problem, method: str) -> str:
+    """Write the command that trains a method on a user's config, with the values that its searches chose.
+
+    Of a number the geometric mean is taken, of other values the most frequent one.
+    """
+    cell = next(cell for cell in problem.experiment.cells if cell.labels[METHOD] == method)
+    parts = ["fl-lightning fit --config YOURS.yaml"]
+    parts += [shlex.quote(argument) for argument in cell.options]
+    for name, value in typical(_chosen(problem, method), _space(problem, method)).items():
+        if name != DECAY:
+            parts.append(f"--{name}={value}")
+        elif value == COSINE:
+            parts += [f"--{DECAY}=CosineAnnealingLR", f"--{DECAY}.T_max=ROUNDS"]
+    return " ".join(parts)
+
+
+def _chosen(problem: Problem, method: str) -> list[str]:
+    """Return the names of the settings that a method's searches chose."""
+    own = problem.tests_at(1)
+    return list(own[own[METHOD].eq(method)][TRY])
+
+
+def _space(problem: Problem, method: str) -> dict[str, Any]:
+    tuning = problem.experiment.tuning
+    assert tuning is not None
+    return {**tuning.every, **tuning.method[method]}
+
+
+def _matrix(answers: Sequence[Answer], whole: pd.DataFrame) -> str:
+    """Write the gains of all methods on all problems, their medians without attackers, and their signs."""
+    names = [answer.problem.name for answer in answers]
+    wide = whole[whole[METHOD].ne(BASELINE)].pivot(index=METHOD, columns="problem", values="gain")[names]
+    peaceful = wide[[name for name in names if not name.startswith(ATTACK)]]
+    order = pd.DataFrame({"common": peaceful.count(axis=1) * 2 >= peaceful.shape[1], "median": peaceful.median(axis=1)})
     rows = []
-    for method, gained in wide.iterrows():
-        known = gained.dropna()
+    for method in order.sort_values(["common", "median"], ascending=False).index:
+        known = peaceful.loc[method].dropna()
         cells = [str(method), fixed(known.median(), 1, "+"), f"{known.gt(0).sum()} of {len(known)}"]
-        for name, gain in gained.items():
+        for answer in answers:
+            gain = wide[answer.problem.name][method]
             text = "" if np.isnan(gain) else fixed(gain, 1, "+")
-            cells.append(f"**{text}**" if (method, name) in clear else text)
+            cells.append(f"**{text}**" if method in answer.winners else text)
         rows.append(cells)
-    return "\n".join(pipes(["points over FedAvg", "median", "above FedAvg", *wide.columns], rows))
+    return "\n".join(pipes(["points over FedAvg", "median", "above FedAvg", *names], rows))
 
 
-def _kept(problems: Sequence[Problem]) -> str:
-    """Say how many gains whose interval was above zero were above zero on fresh seeds, and how many clearly so."""
-    seen, above, clear = 0, 0, 0
+def _places(problems: Sequence[Problem]) -> str:
+    """Write, for each option that is drawn from a range, how many chosen values lie at its ends."""
+    places: dict[str, list[float]] = {}
+    decays: list[str] = []
     for problem in problems:
-        for row in problem.best.itertuples():
-            first = problem.gains.loc[row.Index]
-            if first["gain"] - first["half"] > 0:
-                seen += 1
-                above += row.gain > 0
-                clear += row.beats
-    return f"{above} of {seen} are above zero again, {clear} of them clearly"
+        for method in dict.fromkeys(problem.tests[METHOD]):
+            space = _space(problem, method)
+            for name in _chosen(problem, method):
+                for option, value in values_in(name, space).items():
+                    if isinstance(space[option], Mapping):
+                        places.setdefault(option, []).append(place_of(space[option], float(value)))
+                    elif option == DECAY and len(space[option]) > 1:
+                        decays.append(value)
+    rows = []
+    for option, found in sorted(places.items(), key=lambda item: -len(item[1])):
+        low, high = sum(place < EDGE for place in found), sum(place > 1 - EDGE for place in found)
+        rows.append([f"`{option}`", str(len(found)), str(low), str(high), fixed(float(np.median(found)), 2)])
+    head = [
+        "drawn from a range",
+        "chosen values",
+        "in its lowest tenth",
+        "in its highest tenth",
+        "median place, 0 to 1",
+    ]
+    table = "\n".join(pipes(head, rows))
+    cosines = f"{decays.count(COSINE):,} are a cosine"
+    return f"{table}\n\nOf {len(decays):,} choices between a constant rate and a cosine, {cosines}."
 
 
-def _between_problems(wide: pd.DataFrame) -> str:
-    """Say how alike the methods' ranks are on two problems."""
-    ranks = wide.corr("spearman", min_periods=5).to_numpy()
-    pairs = ranks[np.triu_indices(len(ranks), 1)]
-    known = pairs[~np.isnan(pairs)]
-    if not len(known):
-        return "unknown"
-    return f"{fixed(float(np.median(known)), 2)} in the median, from {fixed(known.min(), 2)} to {fixed(known.max(), 2)}"
-
-
-def _conflict(rules: pd.DataFrame, whole: pd.DataFrame, picture: Path, generator: np.random.Generator) -> str:
-    """Correlate less conflict with gain over all methods and problems, and draw both."""
+def _conflict(whole: pd.DataFrame, picture: Path, generator: np.random.Generator) -> str:
+    """Correlate less conflict with gain within the problems without attackers, and draw both."""
     baseline = whole[whole[METHOD].eq(BASELINE)].set_index("problem")["after"]
-    less = rules["problem"].map(baseline) - rules["after"]
-    table = rules[[METHOD, "problem", "gain"]].assign(less=less)
+    rules = whole[whole[METHOD].ne(BASELINE) & ~whole["problem"].str.startswith(ATTACK)]
+    table = rules[[METHOD, "problem", "gain"]].assign(less=rules["problem"].map(baseline) - rules["after"])
     draw(table, picture)
     value, low, high = conflict_and_gain(table, generator)
-    within = {str(name): float(rows["less"].corr(rows["gain"], "spearman")) for name, rows in table.groupby("problem")}
-    order = sorted(within, key=lambda name: within[name])
-    lowest, highest = (f"{fixed(within[name], 2)} ({name})" for name in (order[0], order[-1]))
-    return (
-        f"{fixed(value, 2)} (95 % interval {fixed(low, 2)} to {fixed(high, 2)}); within single problems it goes from "
-        f"{lowest} to {highest}, {fixed(float(np.median([*within.values()])), 2)} in the median"
-    )
+    shown = "A relation is not shown" if low <= 0 <= high else "A relation is shown"
+    return f"{fixed(value, 2)} (95 % interval {fixed(low, 2)} to {fixed(high, 2)}). {shown}"
 
 
-def print_answers(experiment: Experiment, out: Path) -> None:
-    """Print the gains of an experiment's methods, and those of the best on fresh seeds.
-
-    Of methods without results below ``out``, the results that come with the package are shown.
-    """
-    named = {experiment.id: experiment.id, confirmation_of(experiment): "the best, on fresh seeds"}
-    place = HEAD.index("bytes")  # left out, so that the table fits a terminal
-    for id, title in named.items():
-        results = results_of(id, out, experiment.scale)
-        if results.empty or BASELINE not in set(results[METHOD]):
-            continue
-        shown = []
-        for row in [HEAD, *_rows(gains(results, experiment.measures[0]))]:
-            shown.append(row[:place] + row[place + 1 :])
-        Console().print(tables.framed(f"{title}: {experiment.metric}", shown[0], shown[1:], caption=CAPTION))
+def _false_gains(problems: Sequence[Problem], generator: np.random.Generator) -> str:
+    """Count in how many draws, with methods exchanged, any gain of the candidates seems clear."""
+    wrong = 0
+    named = [candidates(problem) for problem in problems]
+    for _ in range(SHUFFLES):
+        p = []
+        for problem, methods in zip(problems, named, strict=True):
+            for budget in BUDGETS:
+                table = gains(shuffled(problem.tests_at(budget), generator), problem.measure)
+                p += list(table["p"].reindex(methods))
+        wrong += any(value < LEVEL for value in holm(p))
+    return f"{wrong} of {SHUFFLES}"
 
 
-def _rows(own: pd.DataFrame) -> list[list[str]]:
-    """Write the gains of a problem's methods, with the columns of HEAD."""
-    rows = []
-    asked = own["seeds"].max()
-    for row in own.reset_index().to_dict("records"):
-        name = row[METHOD] if row["seeds"] == asked else f"{row[METHOD]} ({row['seeds']} of {asked} seeds)"
-        is_clear = row["beats"] or row["loses"]
-        star = " *" if is_clear else ""
-        level = fixed(row["level"], 1)
-        gain = _points(row["gain"], row["half"])
-        momentum = _points(row["momentum"], row["momentum_half"])
-        costs = [f"× {fixed(row[cost], 1)}" for cost in ("seconds", "bytes")]
-        conflict = f"{fixed(row['before'], 2)} → {fixed(row['after'], 2)}"
-        rows.append([name, level, f"{gain}{star}", fixed(row["p"], 3), momentum, *costs, conflict])
-    return rows
+def _searches(problems: Sequence[Problem]) -> str:
+    """Say how many searches the problems have."""
+    counts = sorted({problem.tests["seed"].nunique() for problem in problems})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
-def _section(problem: Problem) -> dict[str, str]:
-    """Write a problem's tables: the comparison, the confirmation, and the tries that chose each method's options."""
-    tries = []
-    for row in problem.tries.to_dict("records"):
-        tries.append([row[METHOD], row[TRY], fixed(row[problem.experiment.measures[0]], 1)])
+def _section(answer: Answer) -> dict[str, str]:
+    """Write a problem's setting, its gains, and what its searches chose."""
+    problem = answer.problem
+    chosen = []
+    for row in problem.tests_at(1).sort_values([METHOD, "seed"]).to_dict("records"):
+        chosen.append([row[METHOD], str(row["seed"]), row[TRY], fixed(row[problem.measure], 1)])
     return {
         "name": problem.name,
         "claim": problem.experiment.claim,
-        "setting": _setting(problem.experiment),
-        "table": "\n".join(pipes(HEAD, _rows(problem.gains))),
-        "confirmed": "\n".join(pipes(HEAD, _rows(problem.confirmed))),
-        "tries": "\n".join(pipes(["method", "try", "validation, %"], tries)),
+        "setting": _setting(problem),
+        "table": "\n".join(pipes(HEAD, rows_of(problem.tests, problem.measure))),
+        "chosen": "\n".join(pipes(["method", "test's seed", "chosen", "test, %"], chosen)),
     }
 
 
-def _setting(experiment: Experiment) -> str:
+def _setting(problem: Problem) -> str:
     """Return what the config of a problem says of itself, up to the commands."""
     lines = []
-    for line in Path(experiment.config).read_text(encoding="utf-8").splitlines():
+    for line in Path(problem.experiment.config).read_text(encoding="utf-8").splitlines():
         text = line.removeprefix("#").strip()
         if not line.startswith("#") or not text:
             break
         lines.append(text)
     return "\n".join(lines)
-
-
-def _seconds(problems: Sequence[Problem]) -> float:
-    """Add the seconds of all runs, the tries included."""
-    total = 0.0
-    for problem in problems:
-        for table in (problem.results, problem.fresh, problem.tries):
-            total += table["seconds"].sum() if len(table) else 0.0
-    return total

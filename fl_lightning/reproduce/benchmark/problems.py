@@ -1,42 +1,34 @@
-"""The results of a problem: the comparison of all methods, the confirmation of the best, and the tries."""
+"""The results of a problem: the tests of all methods, and the settings that their searches kept."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from fl_lightning.fit.configs import CONFIGS
-from fl_lightning.reproduce.benchmark.confirming import confirmation_of
-from fl_lightning.reproduce.benchmark.gains import BASELINE, gains
-from fl_lightning.reproduce.benchmark.tuning import METHOD, tries_of
+from fl_lightning.reproduce.benchmark.gains import gains
+from fl_lightning.reproduce.benchmark.search import BUDGET, METHOD, id_of
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.outcome.numbers import CHANGED, RESULTS, read
 
 MEASURED = CONFIGS / "results"  # the results of the benchmark that come with the package
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
     """Holds the results of one problem.
 
     Attributes:
         experiment: the experiment.
-        results: its runs, see :func:`fl_lightning.reproduce.outcome.numbers.collect`.
-        gains: its gains, see :func:`gains`.
-        fresh: runs of the best methods on fresh seeds; empty if there are none.
-        confirmed: gains of the fresh runs, see :func:`gains`; no row if there are none.
-        tries: runs of the tries; empty if there are none.
+        tests: its tests, see :func:`fl_lightning.reproduce.outcome.numbers.collect`.
+        final: the runs of the searches that were trained to the end, judged by validation images.
     """
 
     experiment: Experiment
-    results: pd.DataFrame
-    gains: pd.DataFrame
-    fresh: pd.DataFrame
-    confirmed: pd.DataFrame
-    tries: pd.DataFrame
+    tests: pd.DataFrame
+    final: pd.DataFrame
 
     @property
     def name(self) -> str:
@@ -44,19 +36,22 @@ class Problem:
         return self.experiment.id.partition("/")[2]
 
     @property
-    def best(self) -> Any:
-        """The gains on fresh seeds, without FedAvg's row; the largest first."""
-        return self.confirmed.drop(BASELINE, errors="ignore")
+    def measure(self) -> str:
+        """The column by which methods are compared."""
+        return self.experiment.measures[0]
+
+    def tests_at(self, budget: int) -> pd.DataFrame:
+        """Return the tests of one length, in the problem's rounds."""
+        return self.tests[self.tests[BUDGET].eq(budget)]
+
+    def gains_at(self, budget: int) -> pd.DataFrame:
+        """Return the gains at one length, see :func:`gains`."""
+        return gains(self.tests_at(budget), self.measure)
 
 
-def problem_of(experiment: Experiment, results: pd.DataFrame, out: Path) -> Problem:
-    """Collect the results of a problem below a folder, given those of its comparison."""
-    measure = experiment.measures[0]
-    compared = gains(results, measure)
-    fresh = results_of(confirmation_of(experiment), out)
-    confirmed = compared.iloc[:0] if fresh.empty else gains(fresh, measure)
-    tries = read(out / tries_of(experiment) / RESULTS)
-    return Problem(experiment, results, compared, fresh, confirmed, tries)
+def problem_of(experiment: Experiment, tests: pd.DataFrame, out: Path) -> Problem:
+    """Collect the results of a problem below a folder, given those of its tests."""
+    return Problem(experiment, tests, read(out / id_of(experiment, "final") / RESULTS))
 
 
 def results_of(id: str, out: Path, scale: str = "") -> pd.DataFrame:

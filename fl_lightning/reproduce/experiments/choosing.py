@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -24,7 +25,7 @@ def with_options(cells: Sequence[Cell], more: Sequence[str]) -> list[Cell]:
         ConfigurationError: an option would override one of a cell's own, and so make the cell's label false.
     """
     _refuse_overrides(cells, [argument for argument in more if argument.startswith("--")])
-    return [Cell(cell.labels, (*cell.options, *more)) for cell in cells]
+    return [replace(cell, options=(*cell.options, *more)) for cell in cells]
 
 
 def refine(cells: Sequence[Cell], swept: Sequence[str]) -> list[Cell]:
@@ -58,7 +59,7 @@ def _at_point(cell: Cell, point: Sequence[tuple[str, Any]]) -> Cell:
     """Set some more options of a cell, with a label for each."""
     labels = {name: _label(value) for name, value in point}
     options = [option(name, value) for name, value in point]
-    return Cell({**cell.labels, **labels}, (*cell.options, *options))
+    return replace(cell, labels={**cell.labels, **labels}, options=(*cell.options, *options))
 
 
 def _refuse_overrides(cells: Sequence[Cell], arguments: Iterable[str]) -> None:

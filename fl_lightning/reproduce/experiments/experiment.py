@@ -15,10 +15,12 @@ class Cell:
     Attributes:
         labels: the point's label on each axis, as in the paper's table.
         options: command-line arguments that set the point's options.
+        seeds: the cell's own seeds; empty for the command's.
     """
 
     labels: Mapping[str, Any]
     options: tuple[str, ...]
+    seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,35 +77,38 @@ class Plot:
             BY (pictures.py), which lie in arrays.
         panels: axes of the grid with a panel for each label; the other axes tell lines apart.
         kind: "curves" over the rounds; "labels", results against the labels of the axis ``over``; the "histogram" of
-            a metric over rounds and runs; the "epochs" of the server that FedLAW saved; the "surface" of the loss;
-            or the "partition" of the data, for which nothing is trained.
-        over: the axis of the grid whose labels, numbers above 0, are along the x-axis.
+            a metric over rounds and runs; the "epochs" of the server that FedLAW saved; "local", a client's measures by
+            local epoch, and by round; the "surface" of the loss; the "detections" that DetectionMonitor saved; or the
+            "partition" of the data, for which nothing is trained.
+        over: the axis of the grid whose labels, numbers, are along the x-axis, which is logarithmic if all are above 0.
         round: the paper's round whose surface is drawn, the last if None; or the middle of a histogram's rounds, which
             are all rounds if None.
     """
 
     measures: Mapping[str, str] = field(default_factory=dict)
     panels: Sequence[str] = ()
-    kind: Literal["curves", "labels", "histogram", "epochs", "surface", "partition"] = "curves"
+    kind: Literal["curves", "labels", "histogram", "epochs", "local", "surface", "detections", "partition"] = "curves"
     over: str = ""
     round: int | None = None
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Says how the methods of an experiment are tuned before they are compared: the same number of tries for each.
+    """Says from which distributions the methods of an experiment draw settings before they are compared.
 
-    A method's tries are all combinations of the values in ``every`` and of those in ``method``.
+    A distribution is a list of values, ``{log: [low, high]}`` or ``{even: [low, high]}``.
 
     Attributes:
-        every: options of ``fit`` that every method tries, each with its values.
-        method: for each method, the options that it tries, each with its values; as many combinations for each method.
-        options: options of the tries alone, such as validation examples apart from the test set.
+        every: options of ``fit`` that every method draws, each with its distribution.
+        method: for each method, the options that it draws beside them.
+        options: options of the search alone, such as validation examples apart from the test set.
+        needs: for each method, what it needs and FedAvg does not, each in a few words.
     """
 
-    every: Mapping[str, Sequence[Any]]
-    method: Mapping[str, Mapping[str, Sequence[Any]]]
+    every: Mapping[str, Any]
+    method: Mapping[str, Mapping[str, Any]]
     options: Mapping[str, Any]
+    needs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,8 @@ class Experiment:
         scale: name of the scale at which the experiment is run (scale.py); empty for the paper's own.
         reduced: a sentence that says how the scale differs from the paper's experiment; the tables begin with it.
         pace: rounds of a run for each round of the paper's.
-        tuning: values that the methods try before they are compared; None if the cells give all of their options.
-        prints: whether the results are printed where they are written; else the caller tells them.
+        tuning: what the methods draw before they are compared; None if the cells give all of their options.
+        prints: whether tables and pictures of the results are written and printed; else the caller tells them.
         noted: metrics that the results record beside the measures, and that no table shows.
         pooled: label, by its axis, of a row for all cells together, whose measures are correlations over the clients
             of all cells (numbers.py); empty for no such row.

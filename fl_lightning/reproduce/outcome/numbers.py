@@ -25,6 +25,7 @@ UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is 
 SPREAD = "weights/spread"  # the clients' standard deviation, by which correlations are pooled
 MINUS = " - "  # between the two metrics of a measure that is their difference
 ROUNDS_TO = "rounds to "  # before the metric and the value of a measure that counts the rounds until it is reached
+VARIANCE = " variance along "  # between a measure and the axis of the grid along which its variance is taken
 # Name of an experiment's results file, and of its column with the settings that were changed, if any were.
 RESULTS, CHANGED = "results.csv", "changed"
 
@@ -34,8 +35,8 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
 
     Returns:
         One row for each run and round that the table reads: the cell's labels (None on an axis that the cell lacks),
-        ``round``, ``seed``, the measures and the noted metrics, ``seconds`` of training and the job's ``folder``.
-        Empty, without columns, if no run is finished.
+        ``round``, ``seed``, the measures and the noted metrics, ``seconds`` of training, of all
+        processes, and the job's ``folder``. Empty, without columns, if no run is finished.
     """
     axes = list(dict.fromkeys(axis for cell, _ in jobs for axis in cell.labels))
     rows = []
@@ -46,11 +47,30 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
         return pd.DataFrame()
     # A sweep may name a value twice: count each run once.
     table = pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True)
+    table = with_variances(table, experiment.measures)
     cells = len({tuple(cell.labels.items()) for cell, _ in jobs})
     if not experiment.pooled or cells == 1:
         return table
     whole = [pool(experiment, runs) for _, runs in table.groupby(["round", "seed"], sort=False) if len(runs) == cells]
     return pd.concat([table, *whole], ignore_index=True)
+
+
+def with_variances(table: pd.DataFrame, measures: Iterable[str]) -> pd.DataFrame:
+    """Fill in measures such as ``top1 variance along participation``: the population variance over an axis' labels.
+
+    The labels are all that the table has, two or more. The cell with the largest one has the variance of a seed; other
+    cells, and a seed that lacks a label, have nan.
+    """
+    for name in measures:
+        if VARIANCE not in name:
+            continue
+        of, axis = name.split(VARIANCE)
+        alike = [other for other in [*axes_of(table), "seed"] if other != axis]
+        seeds = table.groupby(alike, dropna=False)[of]
+        labels = table[axis].nunique()
+        whole = (seeds.transform("count") == labels) & (table[axis] == table[axis].max()) & (labels > 1)
+        table[name] = seeds.transform("var", ddof=0).where(whole)
+    return table
 
 
 def pool(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
@@ -77,14 +97,13 @@ def pool(experiment: Experiment, runs: pd.DataFrame) -> pd.DataFrame:
 def _rows_of_job(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> list[dict[str, Any]]:
     """Return a finished job's rows of :func:`collect`, one for each round that the table reads."""
     run = job.run  # reads metrics.csv once
-    seconds = job.facts["seconds"]
     rows = []
     for round, own in experiment.read_at(job.rounds).items():
         row = {axis: cell.labels.get(axis) for axis in axes}
         row |= {"round": round, "seed": job.seed}
         for name in (*experiment.measures, *experiment.noted):
             row[name] = measure(experiment, run, name, own)
-        rows.append(row | {"seconds": seconds, "folder": str(job.folder)})
+        rows.append(row | {"seconds": job.seconds, "folder": str(job.folder)})
     return rows
 
 
@@ -149,6 +168,12 @@ def read(path: Path) -> pd.DataFrame:
     return results
 
 
+def complete(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
+    """Add the experiment's measures that results lack, as those of an earlier version do, with nan for numbers."""
+    lacking = [name for name in experiment.measures if name not in results]
+    return results.assign(**dict.fromkeys(lacking, math.nan))
+
+
 def axes_of(results: pd.DataFrame) -> list[str]:
     """Return the axes of the grid and ``round``, which together tell the rows of one seed apart."""
     return [str(name) for name in results.columns[: list(results.columns).index("round") + 1]]
@@ -159,8 +184,10 @@ def measure(experiment: Experiment, run: Run, name: str, round: int) -> float:
 
     The factor γ that FedLAW learns is averaged over the 21 rounds around the middle: rounds 90 to 110 in the paper.
     ``train_top1 - top1`` is the difference of two metrics; ``rounds to top1 97`` is the number of rounds until top-1
-    reaches 97 %, see :func:`rounds_to`.
+    reaches 97 %, see :func:`rounds_to`. A variance along an axis takes several runs (:func:`with_variances`): nan.
     """
+    if VARIANCE in name:
+        return math.nan
     if MINUS in name:
         more, less = name.split(MINUS)
         return measure(experiment, run, more, round) - measure(experiment, run, less, round)
@@ -218,13 +245,15 @@ def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
     """
     if results.empty:
         return results
+    results = complete(experiment, results)
     axes = axes_of(results)
+    theirs = on_paper(experiment, results).to_dict("records")
     lines = []
-    for labels, seeds in results.groupby(axes, sort=False, dropna=False):
+    for (labels, seeds), numbers in zip(results.groupby(axes, sort=False, dropna=False), theirs, strict=True):
         point = dict(zip(axes, labels, strict=True))
         for name in dict.fromkeys(experiment.measures):
             mean, half_width = interval(seeds[name])
-            paper = printed(experiment, point, name)
+            paper = numbers[name]
             line = {"measure": name, "mean": mean, "half_width": half_width, "seeds": int(seeds[name].count())}
             lines.append({**point, **line, "paper": paper, "difference": mean - paper})
     return pd.DataFrame(lines)
@@ -246,13 +275,16 @@ def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> floa
 
 
 def on_paper(experiment: Experiment, points: pd.DataFrame) -> pd.DataFrame:
-    """Fill a table of cells and rounds with the paper's numbers, as if they came from runs with seed 0."""
+    """Fill a table of cells and rounds with the paper's numbers, as if they came from runs with seed 0.
+
+    A variance along an axis is that of the printed numbers.
+    """
     axes = axes_of(points)
     points = points.drop_duplicates(axes).assign(seed=0)
     cells: list[dict[Any, Any]] = points[axes].to_dict("records")
     for name in experiment.measures:
         points[name] = [printed(experiment, cell, name) for cell in cells]
-    return points
+    return with_variances(points, experiment.measures)
 
 
 def same(one: Any, other: Any) -> bool:

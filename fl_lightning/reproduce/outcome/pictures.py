@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_lightning.callbacks.monitors.surface import PLANE, plane_weights
+from fl_lightning.callbacks.monitors.surface import PLANE, lowest, plane_weights
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import data_of
 from fl_lightning.report.compared.long_table import column_per_run, long_table, values_by_round
@@ -84,6 +84,10 @@ def _draw(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None
             return _histogram(experiment, plot, pairs)
         case "epochs":
             return _epochs(plot, pairs)
+        case "detections":
+            return _detections(pairs)
+        case "local":
+            return _by_local_epoch(experiment, plot, pairs)
         case _:
             return _curves(experiment, pairs)
 
@@ -123,8 +127,8 @@ def _usual_plot(experiment: Experiment, cells: Sequence[Mapping[str, Any]]) -> P
 def _surfaces(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:
     """Plot the surfaces that LossSurface saved after one round of each cell's run with the first seed.
 
-    The loss of the model, in the middle, is written behind the title. On the plane of three clients' weights, the dots
-    are the weights with the lowest loss in every round.
+    The lowest loss is written behind the title, and a dot is where it lies. On the plane of three clients' weights, the
+    loss of the model, in the middle, is written there, and dots are the weights with the lowest loss in every round.
     """
     panels = {}
     for name, job in _jobs_of_first_seed(pairs).items():
@@ -137,11 +141,14 @@ def _surfaces(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | 
         steps = arrays["steps"]
         loss = arrays["loss"]
         middle = len(steps) // 2
-        title = f"{name}: {loss[middle, middle]:.3g}"
-        plane = _plane(job)
-        if plane:  # what lies far outside of the plane's corners would take most of the scale of colours
+        shown = loss[middle, middle]
+        marked = _plane(job)
+        if marked:  # what lies far outside of the plane's corners would take most of the scale of colours
             loss = np.where((plane_weights(steps) < OUTSIDE).any(-1), np.nan, loss)
-        panels[title] = plots.Surface(steps, loss, **plane)
+        else:
+            shown, place = lowest(steps, loss)
+            marked = {"dots": pd.DataFrame([place], [round], ["x", "y"])}
+        panels[f"{name}: {shown:.3g}"] = plots.Surface(steps, loss, **marked)
     return plots.Panels(panels) if panels else None
 
 
@@ -175,7 +182,8 @@ def _over_labels(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot
         for name, by_label in values.items():
             lines.append(plots.Line(name, band(pd.DataFrame(by_label).T.sort_index())))
         if lines:
-            panels[title] = plots.Lines(plots.Axis(plot.over, log=True), _y_axis(measure, title), lines)
+            x = plots.Axis(plot.over, log=all(line.points.index.min() > 0 for line in lines))
+            panels[title] = plots.Lines(x, _y_axis(measure, title), lines)
     return plots.Panels(panels) if panels else None
 
 
@@ -226,6 +234,51 @@ def _epochs(plot: Plot, pairs: Pairs) -> plots.Plot | None:
                 lines.append(plots.Line(line, _without_band(column, epochs)))
             panels[f"{title}, round {round}"] = plots.Lines(plots.Axis("epoch on the server"), plots.Axis(title), lines)
     return plots.Panels(panels, columns=len(panels) // len(plot.measures))
+
+
+def _detections(pairs: Pairs) -> plots.Plot | None:
+    """Plot what each cell's run with the first seed has detected, a row for each cell, by the saved rounds."""
+    panels = {}
+    rounds = set[int]()
+    for name, job in _jobs_of_first_seed(pairs).items():
+        files = job.run.arrays("detections") if job.finished else {}
+        rounds.update(files)
+        for round in sorted(files):
+            arrays = load(files[round], "images", "boxes")
+            panels[f"{name}, round {round}"] = plots.Boxes(arrays["images"], arrays["boxes"])
+    return plots.Panels(panels, columns=len(rounds)) if panels else None
+
+
+def _by_local_epoch(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:
+    """Plot measures by local epoch, means over the last rounds, and by round below; a panel for each cell.
+
+    A measure's value in the e-th local epoch is the metric ``<measure>_in/<e>``.
+    """
+    cells = finished_by_cell(pairs)
+    axes = differing([cell.labels for cell, _ in pairs])
+    panels = {}
+    for x in ("local epoch", "round"):
+        for labels, jobs in cells:
+            lines = []
+            for measure, title in plot.measures.items():
+                values = by_seed(jobs, measure) if x == "round" else _in_local_epochs(experiment, jobs, measure)
+                if len(values):
+                    lines.append(plots.Line(title, band(values)))
+            if lines:
+                y = plots.Axis(about(next(iter(plot.measures))).panel)
+                panels[f"{in_words(labels, axes) or OURS}, by {x}"] = plots.Lines(plots.Axis(x), y, lines)
+    return plots.Panels(panels, columns=len(cells)) if panels else None
+
+
+def _in_local_epochs(experiment: Experiment, jobs: Sequence[Job], measure: str) -> pd.DataFrame:
+    """Tabulate a measure by local epoch, one column per job that has the measure."""
+    columns = {}
+    for job in jobs:
+        epochs = job.run.items(f"{measure}_in").columns
+        values = {epoch: result(experiment, job.run, f"{measure}_in/{epoch}", job.rounds) for epoch in epochs}
+        if values:
+            columns[job.seed] = pd.Series(values)
+    return pd.DataFrame(columns)
 
 
 def _without_band(values: Any, x: Any) -> pd.DataFrame:

@@ -54,7 +54,7 @@ class Results:
 
 
 def write(experiment: Experiment, pairs: Pairs, folder: Path, runs: RunOptions) -> None:
-    """Print an experiment's results, and write them to an existing folder, part by part (PARTS).
+    """Print an experiment's results, and write them to an existing folder, part by part (PARTS), or as numbers alone.
 
     Args:
         experiment: the experiment; if it names no measures, one that its runs log is taken.
@@ -67,10 +67,10 @@ def write(experiment: Experiment, pairs: Pairs, folder: Path, runs: RunOptions) 
         print(f"{measured.id}: measured by {measured.metric}, since the runs log no {USUAL}; --measures names others")
     table = with_columns(measured, pairs, collect(measured, pairs))
     _keep_earlier(folder, table)
-    image = _draw(measured, pairs, folder, runs)
+    image = _draw(measured, pairs, folder, runs) if measured.prints else None
     if measured.is_trained:
         results = _results(measured, pairs, table, image, runs)
-        for write_part in PARTS:
+        for write_part in PARTS if measured.prints else [_write_numbers]:
             write_part(results, folder)
     print(f"results: {folder}")
 
@@ -123,8 +123,6 @@ def _write_pages(results: Results, folder: Path) -> None:
 
 def _print_tables(results: Results, folder: Path) -> None:
     """Print the tables beside a paper's; without a paper's numbers, compare the cells, and write that comparison."""
-    if not results.experiment.prints:
-        return
     console = Console()
     if results.experiment.rows or results.table.empty:
         for table in tables.terminal(results.page):

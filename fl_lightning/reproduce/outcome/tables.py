@@ -20,14 +20,14 @@ from fl_lightning.report.numbers import fixed, fixed_interval, p_value, signific
 from fl_lightning.report.statistics import label
 from fl_lightning.report.templates import environment, render
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
-from fl_lightning.reproduce.outcome.numbers import MINUS, ROUNDS_TO
+from fl_lightning.reproduce.outcome.numbers import MINUS, ROUNDS_TO, VARIANCE
 from fl_lightning.reproduce.outcome.verdict import MOST_SEEDS, Finding
 from fl_lightning.runs.catalogue import metric_and_factor
 
 HERE = Path(__file__).parent
 CLAIMS = ["claim", "verdict", "ours", "paper", "unit", "seeds", "p", "needed"]
 DIFFERENCE = " − paper"  # ends the head of the column with a measure's difference
-DIGITS = {100.0: 2, 1.0: 4}  # digits after the point by a measure's factor: 2 in per cent, else 4; 1 for rounds
+DIGITS = {100.0: 2, 1.0: 4}  # digits after the point by a measure's factor: 2 in per cent, else 4; but 1 for rounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 def _factor(measure: str) -> float:
     """Return the factor between a measure and the metric: 100 for shares in per cent. A difference has its first's."""
-    return metric_and_factor(measure.split(MINUS)[0])[1]
+    return metric_and_factor(measure.split(MINUS)[0].split(VARIANCE)[0])[1]
 
 
 def terminal(page: Page) -> list[Table]:
@@ -109,6 +109,8 @@ def row_of_finding(claim: Claim, finding: Finding) -> list[str]:
     for.
     """
     unit = "points" if _factor(claim.measure) == 100 else claim.measure
+    if VARIANCE in claim.measure:
+        unit = "points²"
     if claim.along:
         unit = f"{unit} a step of {claim.along.lstrip('-')}"
     needed = str(finding.needed or "–")

@@ -14,7 +14,7 @@ from fl_lightning.report.statistics import interval, p_above
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.outcome.claims import Vector, effects, paper_effect, shown
 from fl_lightning.reproduce.outcome.gate import parts_not_recorded, why_not_tested
-from fl_lightning.reproduce.outcome.numbers import on_paper
+from fl_lightning.reproduce.outcome.numbers import complete, on_paper
 from fl_lightning.reproduce.outcome.stand_in import At, StandIn, settings_at, stand_in
 
 # The numbers of seeds after which a claim is tested, and the levels of the tests; and the probability that one of these
@@ -78,10 +78,12 @@ def judge(experiment: Experiment, results: pd.DataFrame) -> list[Finding]:
 
     Args:
         experiment: the experiment with the claims.
-        results: table of our runs, see :func:`fl_lightning.reproduce.outcome.numbers.collect`.
+        results: table of our runs, see :func:`fl_lightning.reproduce.outcome.numbers.collect`. A claim whose measure it
+            lacks, because the runs were made before there was such a claim, is not run.
     """
     if results.empty:
         return [Finding(NOT_RUN, "no run is finished") for _ in experiment.claims]
+    results = complete(experiment, results)
     paper = on_paper(experiment, results)
     settings = settings_at(experiment) if experiment.claims else []
     return [_finding(experiment, claim, results, paper, settings) for claim in experiment.claims]

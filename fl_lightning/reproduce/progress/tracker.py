@@ -21,7 +21,6 @@ from fl_lightning.reproduce.outcome.numbers import UNREADABLE, USUAL, measure, u
 from fl_lightning.runs.catalogue import metric_and_factor
 from fl_lightning.runs.display.progress import ADVICE, time_left
 from fl_lightning.runs.folder.run_folder import newest_in
-from fl_lightning.runs.reader import Run
 
 KEPT = "another command with other --measures trains nothing again"
 
@@ -232,9 +231,9 @@ def last_end(seconds: Iterable[float], processes: int) -> float:
 def pace(job: Job) -> float | None:
     """Return a job's seconds per round (of a finished job, including its start); None before the first round."""
     try:
-        seconds = Run(job.run.folder).timings["seconds"]  # read anew: the run may be under way
+        seconds = job.run.timings["seconds"]
+        if job.finished:
+            return job.seconds / job.rounds
     except UNREADABLE:
         return None
-    if job.finished:
-        return max(float(job.facts["seconds"]), float(seconds.sum())) / job.rounds
     return float(seconds.mean()) if len(seconds) else None

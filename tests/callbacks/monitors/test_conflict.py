@@ -86,6 +86,20 @@ def test_no_angle_to_nothing_nor_of_a_sum_that_is_not_taken(tmp_path: Path) -> N
     assert not saved(tmp_path)
 
 
+def test_signs_in_conflict() -> None:
+    """The first weight goes up thrice; the second up, down, down; the third up, down, not at all; the fourth nowhere.
+
+    Some clients disagree on two of four weights, and 2 and 1 of three pairs do: (2/3 + 1/3) / 4. Harmonization makes no
+    difference: the updates are those before correction.
+    """
+    updates = [[1.0, 2.0, 3.0, 0.0], [2.0, -1.0, -5.0, 0.0], [1.0, -4.0, 0.0, 0.0]]
+    for rules in ([], [GradientHarmonization(order="ascending")]):
+        logged = measured(updates, *rules, ConflictMonitor(signs=True))
+        assert logged["conflict/sign"] == 1 / 2
+        assert logged["conflict/sign_pairs"] == pytest.approx(1 / 4)
+    assert not [name for name in measured(updates, ConflictMonitor()) if "sign" in name]
+
+
 class Parts(Linear):
     """Five trainable numbers: two of the module itself, a weight (1, 2) and a bias of a layer; and a frozen layer."""
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lib.command import TINY, fit, fit_on
+from lib.hand_made import Row
 from lib.toy import Manual, ToyData, trainer
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -71,6 +72,14 @@ def test_by_hand(tmp_path: Path) -> None:
     assert sorted(arrays["loss"].ravel()) == pytest.approx([0, 0, 2, 2, 2, 2, 8, 8, 18])
     assert arrays["loss"][1, 1] == pytest.approx(2)
     assert arrays["steps"].tolist() == [-1, 0, 1]
+
+
+def test_the_minimum_and_how_flat_it_is(tmp_path: Path) -> None:
+    """Of the same grid, in the run's metrics: 0 at a step of 1; the sides are 0 and 8, twice, and the model has 2."""
+    found: dict[str, float] = {}
+    measured(tmp_path, LossSurface(points=3), logger=Row(found))
+    logged = {name: value for name, value in found.items() if name.startswith("surface/")}
+    assert logged == pytest.approx({"surface/lowest": 0, "surface/away": 1, "surface/rise": 2}, abs=1e-6)
 
 
 def test_rows_are_steps_along_the_first_direction(tmp_path: Path) -> None:

@@ -16,7 +16,20 @@ from matplotlib.text import Text
 
 from fl_lightning.report.drawing.on_paper import COLUMN, PAGE, STYLE, draw, save
 from fl_lightning.report.drawing.paper_axes import y_range
-from fl_lightning.report.drawing.plots import Axis, Bars, Bubbles, Dots, Heat, Line, Lines, Mark, Panels, Plot, Surface
+from fl_lightning.report.drawing.plots import (
+    Axis,
+    Bars,
+    Boxes,
+    Bubbles,
+    Dots,
+    Heat,
+    Line,
+    Lines,
+    Mark,
+    Panels,
+    Plot,
+    Surface,
+)
 from fl_lightning.runs.pictures import COLOURS
 
 ROUND, SHARE = Axis("round"), Axis("accuracy", percent=True)
@@ -45,6 +58,14 @@ def surface(scale: float) -> Surface:
     return Surface(steps, scale * (1 + np.add.outer(steps**2, steps**2)))
 
 
+def boxes(images: int = 4) -> Boxes:
+    """Black images, each with a true object, a detection of it, and one that is not sure."""
+    rows = []
+    for number in range(images):
+        rows += [[number, 1, np.nan, 2, 4, 6, 8], [number, 1, 0.9, 2, 4, 6, 9], [number, 0, 0.2, 0, 0, 1, 1]]
+    return Boxes(np.zeros((images, 3, 8, 10), np.uint8), np.array(rows, float))
+
+
 def dots(*methods: str) -> Dots:
     places = pd.DataFrame({"x": [0.1, 0.2], "y": ["first", "second"], "name": ["a", "b"]})
     return Dots(Axis("conflict", percent=True), Axis("layer"), dict.fromkeys(methods, places))
@@ -65,6 +86,7 @@ PLOTS: dict[str, Plot] = {
     "heats": Panels({name: heat(20) for name in "ABCD"}),
     "surface": surface(1),
     "surfaces": Panels({"A": surface(1), "B": surface(5), "C": surface(9)}),
+    "boxes": Panels({name: boxes() for name in "ABCDEF"}, columns=3),
     "bubbles": Bubbles(np.arange(30).reshape(10, 3)),
     "bubbles of many": Bubbles(np.eye(100, 10, dtype=int)),
     "bubbles of few": Panels({name: Bubbles(np.ones((4, 10), int)) for name in SEVEN[:3]}),
@@ -318,3 +340,14 @@ class TestTable:
         assert Bubbles(np.array([[1, 2]])).table().to_numpy().tolist() == [[0, 0, 1], [0, 1, 2]]
         grid = Surface(np.array([-1.0, 1]), np.array([[1.0, 2], [3, 4]])).table().set_index(["d1", "d2"])["loss"]
         assert (grid[-1, 1], grid[1, -1]) == (2, 3)
+
+
+def test_boxes_lie_on_their_images() -> None:
+    """Images of 10 by 8 pixels side by side; the second one's boxes begin at 10 + 2. What is not sure is left out."""
+    (axes,) = draw(boxes(2)).axes
+    (image,) = axes.images
+    assert image.get_extent() == [0, 20, 8, 0]
+    places = [(patch.get_x(), patch.get_y(), patch.get_width(), patch.get_height()) for patch in axes.patches]
+    assert places == [(2, 4, 4, 4), (2, 4, 4, 5), (12, 4, 4, 4), (12, 4, 4, 5)]
+    table = boxes(2).table()
+    assert table["score"].fillna(-1).tolist() == [-1, 0.9, -1, 0.9]

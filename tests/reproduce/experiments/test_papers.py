@@ -17,7 +17,7 @@ from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.experiments.papers import experiments, figures, find
 from fl_lightning.reproduce.experiments.scale import at_scale
 from fl_lightning.reproduce.outcome.claims import effects, has
-from fl_lightning.reproduce.outcome.numbers import on_paper, printed, same
+from fl_lightning.reproduce.outcome.numbers import on_paper, printed, same, with_variances
 from fl_lightning.reproduce.outcome.pictures import BY
 from fl_lightning.runs.catalogue import in_papers
 
@@ -27,6 +27,7 @@ CLAIMING = [id for id, each in KNOWN.items() if not each.tuning]  # all but the 
 DRAWN = {each.id: each for each in [*KNOWN.values(), *figures()] if each.plot}
 # The papers' tables as transcribed; where they are not at hand, the configs are not compared with them.
 TABLES = Path(__file__).parents[4] / "shared" / "papers" / "tables.yaml"
+SAMPLES = {"fedgh-slides/fig-output"}  # pictures without a number, which are not transcribed
 SKETCHES = {"fedgh-paper/fig-1", "fedgh-paper/fig-3", "fedgam/fig-1"}
 
 
@@ -38,7 +39,8 @@ def points(experiment: Experiment) -> pd.DataFrame:
     rounds = experiment.rounds or [1]
     if experiment.pooled:
         labels.append(dict(experiment.pooled))
-    return pd.DataFrame([{**each, "round": round, "seed": 0, **zeros} for each in labels for round in rounds])
+    runs = pd.DataFrame([{**each, "round": round, "seed": 0, **zeros} for each in labels for round in rounds])
+    return with_variances(runs, experiment.measures)
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
@@ -69,7 +71,7 @@ def test_rows_are_those_of_the_transcription(id: str) -> None:
 def test_every_experiment_and_figure_of_the_papers_is_here_or_known_not_to_be() -> None:
     theirs = [each["id"] for each in transcribed()["experiments"]]
     assert theirs == [id for id in IDS if id in theirs]
-    assert {*DRAWN} | SKETCHES == {each["id"].rstrip("abc") for each in transcribed()["figures"]}
+    assert {*DRAWN} - SAMPLES | SKETCHES == {each["id"].rstrip("abc") for each in transcribed()["figures"]}
     assert not {*DRAWN} & SKETCHES
 
 
@@ -120,7 +122,7 @@ def test_figures_name_panels_and_measures_that_exist(id: str) -> None:
     documented = "".join(str(each.__doc__) for each in (FedLAW, CoherenceMonitor, HessianMonitor, ImbalanceMonitor))
     assert plot is not None
     assert all(axis in cell.labels for cell in DRAWN[id].cells for axis in plot.panels)
-    assert bool(plot.measures) == (plot.kind not in ("surface", "partition"))
+    assert bool(plot.measures) == (plot.kind not in ("surface", "detections", "partition"))
     assert all(plot.over in cell.labels for cell in DRAWN[id].cells) == (plot.kind == "labels")
     known = (
         {"gamma", "weights"}
@@ -165,7 +167,7 @@ def test_a_figures_monitor_comes_before_the_rule_whose_epochs_a_scale_changes() 
         ("fedlaw/figure-13", "fig-13"),
         ("fedgam", "table-3 table-4 table-5 fig-4 fig-5 fig-2 fig-3"),
         ("fedgam/", "table-3 table-4 table-5 fig-4 fig-5 fig-2 fig-3"),
-        ("controls", "sham adapters fine_tuning length steps"),
+        ("controls", "sham adapters dose fine_tuning length steps"),
     ],
 )
 def test_find_takes_an_id_or_a_document_tables_first(name: str, ids: str) -> None:
@@ -213,6 +215,7 @@ def test_what_is_read_is_what_rows_and_claims_name() -> None:
         "pfllib/baselines": 100,
         "controls/fine_tuning": 100,
         "controls/adapters": 5,
+        "controls/dose": 13,  # the last four evaluations
     }
     assert last == {**tables, **ends}, "the ends of curves"
 

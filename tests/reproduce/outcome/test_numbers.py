@@ -83,6 +83,43 @@ def test_collects_finished_runs_alone(tmp_path: Path) -> None:
     assert compare(experiment(), pd.DataFrame()).empty
 
 
+def test_seconds_are_those_of_all_processes(tmp_path: Path) -> None:
+    """Three rounds of 40 s, of which the process that finished the job knows the last 50 s alone."""
+    job = under_way(tmp_path, rounds=3, seconds=40, top1=[0.1, 0.2, 0.3])
+    (job.folder / "finished.json").write_text('{"seconds": 50.0}')
+    assert collect(experiment(), [(Cell({"method": "A"}, ()), job)])["seconds"].tolist() == [120]
+
+
+def test_a_measure_may_be_a_variance_along_an_axis(tmp_path: Path) -> None:
+    """Accuracies of 50, 60 and 70 %: 200 / 3 points², in the row of the largest label; seed 2 lacks a label.
+
+    The paper's 40, 42 and 44 give 8 / 3. B's numbers are half printed, and A's of seed 1 alike on both data sets.
+    """
+    cells, runs = [], []
+    for data in ("X", "Y"):
+        for share, top1 in ((0.2, 0.5), (0.4, 0.6), (1.0, 0.7)):
+            for seed in (1, 2):
+                cell, job = trained(tmp_path, seed, [top1], data=data, method="A", share=share)
+                if seed == 1:
+                    cells.append(cell)
+                if (data, share, seed) != ("Y", 0.2, 2):
+                    runs.append((cell, job))
+    name = "top1 variance along share"
+    rows = [
+        {"data": "X", "method": "A", "share": share, "top1": top1} for share, top1 in ((0.2, 40), (0.4, 42), (1, 44))
+    ]
+    varied = experiment(rows, measures=("top1", name), cells=tuple(cells))
+    results = collect(varied, runs)
+    known = results[results[name].notna()]
+    assert known[["data", "share", "seed"]].to_numpy().tolist() == [["X", 1.0, 1], ["X", 1.0, 2], ["Y", 1.0, 1]]
+    assert known[name].tolist() == pytest.approx([200 / 3] * 3)
+    compared = compare(varied, results).query("measure == @name and share == 1")
+    assert compared["mean"].tolist() == pytest.approx([200 / 3] * 2)
+    assert compared["paper"].tolist() == pytest.approx([8 / 3, math.nan], nan_ok=True)
+    (alone,) = {job for cell, job in runs if (cell, job.seed) == (cells[0], 1)}
+    assert collect(varied, [(cells[0], alone)])[name].isna().all(), "one label does not vary"
+
+
 def test_reads_the_rounds_that_rows_and_claims_name(tmp_path: Path) -> None:
     """Round 1 of a row, 2 and 3 of a claim; a run of two rounds has the first two.
 

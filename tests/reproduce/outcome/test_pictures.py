@@ -20,7 +20,15 @@ from fl_lightning.report.drawing.plots import Lines, Mark, Panels
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.experiments.papers import find
 from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.outcome.pictures import SIMILARITIES, Curve, by_rank, in_panels, make_curves, picture
+from fl_lightning.reproduce.outcome.pictures import (
+    SIMILARITIES,
+    Curve,
+    _over_labels,
+    by_rank,
+    in_panels,
+    make_curves,
+    picture,
+)
 
 A = Cell({"method": "A"}, ())
 
@@ -182,7 +190,10 @@ class TestPicture:
         assert pd.read_csv(tmp_path / "figure.csv")["method"].tolist() == methods
 
     def test_a_surface_of_each_method(self, tmp_path: Path) -> None:
-        """Two methods have one after their last round, the third; (1, 2) of it lies at steps -0.5 and 1."""
+        """Two methods have one after their last round, the third; (1, 2) of it lies at steps -0.5 and 1.
+
+        The lowest loss is the first.
+        """
         (figure,), pairs = find("fedgam/fig-4"), []
         for n, cell in enumerate(figure.cells[:3]):
             job = finished(tmp_path / str(n), top1=[0.1, 0.2, 0.3])
@@ -192,9 +203,12 @@ class TestPicture:
                 save(job, "surface_3", steps=[-0.5, 0, 1], loss=loss)
         assert picture(figure, pairs[2:], tmp_path) is None
         assert picture(figure, pairs, tmp_path) == tmp_path / "figure.png"
-        drawn = pd.read_csv(tmp_path / "figure.csv").set_index(["panel", "d1", "d2"])["loss"]
-        assert len(drawn) == 18
-        assert (drawn["FedAvg: 5", -0.5, 1.0], drawn["FedSAM: 15", -0.5, 1.0]) == (3.0, 13.0)
+        drawn = pd.read_csv(tmp_path / "figure.csv")
+        grids = drawn.dropna(subset="loss").set_index(["panel", "d1", "d2"])["loss"]
+        assert len(grids) == 18
+        assert (grids["FedAvg: 1", -0.5, 1.0], grids["FedSAM: 11", -0.5, 1.0]) == (3.0, 13.0)
+        dots = drawn.dropna(subset="lowest in round")[["lowest in round", "d1", "d2"]]
+        assert dots.to_numpy().tolist() == [[3, -0.5, -0.5]] * 2
 
     def test_the_plane_of_weights_with_its_best_points(self, tmp_path: Path) -> None:
         """Of the paper's round 10 of 100, here round 1 of 10. Client 0 alone lies at √(2/3), client 2 at -1/√2.
@@ -245,6 +259,36 @@ class TestPicture:
         assert mine["alpha"].tolist() == [0.1, 1, 10, 100]
         assert mine["mean"].tolist() == pytest.approx([10 * numbers[alpha, "FedAvg"] for alpha in mine["alpha"]])
 
+    @pytest.mark.parametrize(("id", "log"), [("fedgam/fig-5", False), ("fedlaw/fig-9", True)])
+    def test_an_axis_with_a_zero_is_not_logarithmic(self, id: str, log: bool, tmp_path: Path) -> None:
+        """FedGAM's trade-offs are 0 to 0.5, FedLAW's alphas 0.1 to 100."""
+        (figure,) = find(id)
+        pairs = [(cell, finished(tmp_path / str(n), top1=[0.1])) for n, cell in enumerate(figure.cells)]
+        assert figure.plot is not None
+        drawn = _over_labels(figure, figure.plot, pairs)
+        assert isinstance(drawn, Panels)
+        assert [plot.x.log for plot in drawn.panels.values() if isinstance(plot, Lines)] == [log]
+
+    def test_classes_by_local_epoch_and_by_round(self, tmp_path: Path) -> None:
+        """Two of four rounds are the last: frequent classes lose 3 and 2 in their two epochs, rare ones 5 and 5."""
+        (figure,) = find("fedmgc/fig-2")
+        figure = dataclasses.replace(figure, last=2)
+        by_round = {"imbalance/frequent": [9, 8, 2, 3], "imbalance/rare": [9, 9, 5, 5]}
+        epochs = {"imbalance/frequent_in/1": [9, 9, 2, 4], "imbalance/frequent_in/2": [9, 9, 2, 2]}
+        epochs |= {"imbalance/rare_in/1": [9, 9, 5, 5], "imbalance/rare_in/2": [9, 9, 4, 6]}
+        job = finished(tmp_path / "0", **by_round, **epochs)
+        picture(figure, [(figure.cells[0], job)], tmp_path)
+        drawn = pd.read_csv(tmp_path / "figure.csv").set_index(["panel", "method"])
+        inside, over = "ours, by local epoch", "ours, by round"
+        assert drawn.loc[inside, "majority classes"][["local epoch", "mean"]].to_numpy().tolist() == [[1, 3], [2, 2]]
+        assert drawn.loc[inside, "minority classes"]["mean"].tolist() == [5, 5]
+        assert drawn.loc[over, "majority classes"][["round", "mean"]].to_numpy().tolist() == [
+            [1, 9],
+            [2, 8],
+            [3, 2],
+            [4, 3],
+        ]
+
     def test_a_histogram_beside_a_normal_distribution(self, tmp_path: Path) -> None:
         """Of round 100 ± 10 of 200: 0 to 20, and 21 to 41, without the ends, two in each bin."""
         (figure,) = find("fedlaw/fig-11")
@@ -273,6 +317,24 @@ class TestPicture:
         assert [drawn[f"γ, round {round}", "γ", 2] for round in (1, 3, 5)] == [1, 3, 5]
         assert drawn["λ, round 5", "client 4", 2] == 0.8
         assert len(drawn) == 3 * 2 + 3 * 4
+
+    def test_detections_by_method_and_round(self, tmp_path: Path) -> None:
+        """The first seed's; of three boxes the one with a score of 0.1 is not drawn."""
+        (figure,) = find("fedgh-slides/fig-output")
+        pairs = []
+        for number, cell in enumerate(figure.cells):
+            job = finished(tmp_path / str(number), **{"val/map50": [0.1] * 20})
+            for round in (10, 20):
+                boxes = [[0, 1, np.nan, 0, 0, 4, 4], [0, 1, 0.5, 0, 0, 4, round], [0, 0, 0.1, 0, 0, 1, 1]]
+                save(job, f"detections_{round}", images=np.zeros((1, 3, 8, 8), np.uint8), boxes=boxes)
+            pairs.append((cell, job))
+        assert picture(figure, pairs, tmp_path) == tmp_path / "figure.png"
+        drawn = pd.read_csv(tmp_path / "figure.csv")
+        assert drawn["panel"].drop_duplicates().tolist() == [
+            f"{method}, round {round}" for method in ("FedAvg", "FedAvg+GH") for round in (10, 20)
+        ]
+        assert drawn["score"].fillna(-1).tolist() == [-1, 0.5] * 4
+        assert drawn["y2"].tolist() == [4, 10, 4, 20] * 2
 
     def test_nothing_to_draw(self, tmp_path: Path) -> None:
         """One round; 36 lines, more than there are looks; no run; and no cell."""

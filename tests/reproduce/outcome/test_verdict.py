@@ -4,6 +4,7 @@ With three seeds t has two degrees of freedom, and then P(T > t) = 1/2 - t / (2 
 1 - √(t² / (2 + t²)). The values 2.5, 3 and 3.5 have mean 3 and error 0.5/√3, so t² = 108 and p = 0.0091.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -215,6 +216,12 @@ def test_not_run() -> None:
     assert found(BETTER, runs({(1, "A"): [0] * 3, (2, "B"): [0] * 3}, "alpha", "method")).verdict == "not run"
     assert found(Claim("", {"proxy": "even"}, {"proxy": "odd"}), missing).verdict == "not run"
     assert found(BETTER, pd.DataFrame()).why == "no run is finished"
+
+
+def test_a_claim_that_is_later_than_its_runs_is_not_run() -> None:
+    """Results that a release wrote before a measure was claimed lack its column."""
+    finding = found(dataclasses.replace(BETTER, measure="later/measure"), gain(*CLEAR).assign(top3=1.0))
+    assert (finding.verdict, finding.seeds) == ("not run", 0)
 
 
 def test_p_values_agree_with_the_closed_form() -> None:

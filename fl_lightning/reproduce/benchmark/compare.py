@@ -1,0 +1,91 @@
+"""The comparison of one problem's methods: their searches, the tests of what was chosen, and a table of gains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+from rich.console import Console
+
+from fl_lightning.report.numbers import fixed, fixed_interval
+from fl_lightning.report.statistics import LEVEL, holm
+from fl_lightning.reproduce.benchmark.gains import BASELINE, gains
+from fl_lightning.reproduce.benchmark.problems import results_of
+from fl_lightning.reproduce.benchmark.search import BUDGET, METHOD, searched, short_name
+from fl_lightning.reproduce.experiments.experiment import Experiment
+from fl_lightning.reproduce.outcome import tables
+from fl_lightning.reproduce.run_options import RunOptions
+from fl_lightning.reproduce.running import run
+
+HEAD = ["method", "%", "− FedAvg", "p", "at twice the rounds", "up, down", "conflict"]
+CAPTION = (
+    "gains with 95 % t intervals over the searches; * clear at 5 %, by a paired t test{family}. up, down: what is sent "
+    "in a round, in FedAvg's. conflict: share of the pairs of updates that point apart, before → after correction."
+)
+HOLM = " and Holm's method over the rows"
+
+
+def compare_methods(experiment: Experiment, runs: RunOptions, rule: str | None = None) -> int:
+    """Search settings for an experiment's methods, test them, and print what each method adds to FedAvg.
+
+    Args:
+        experiment: an experiment with a tuning.
+        runs: seeds, options and folders of the runs, as read from the command line.
+        rule: the class of a user's own rule, which alone is tested then.
+
+    Returns:
+        The exit status, see :func:`run`.
+    """
+    tests, status = searched(experiment, runs)
+    if tests is not None:
+        status = run([tests], replace(runs, subset=[]))
+        if not runs.dry_run and status <= 1:
+            print_gains(tests, runs, rule and short_name(rule))
+    return status
+
+
+def print_gains(experiment: Experiment, runs: RunOptions, own: str | None) -> None:
+    """Print the gains of an experiment's methods; of methods without results, those that come with the package."""
+    results = results_of(experiment.id, runs.out / experiment.scale, experiment.scale)
+    if results.empty or BASELINE not in set(results[METHOD]):
+        return
+    family = "" if own else HOLM
+    rows = rows_of(results, experiment.measures[0], [own] if own else None)
+    Console().print(
+        tables.framed(f"{experiment.id}: {experiment.metric}", HEAD, rows, caption=CAPTION.format(family=family))
+    )
+
+
+def rows_of(results: pd.DataFrame, measure: str, tested: list[str] | None = None) -> list[list[str]]:
+    """Write the gains of a problem's methods, with the columns of HEAD.
+
+    Args:
+        results: the tests of a problem at both budgets.
+        measure: name of the column to compare.
+        tested: the methods to test; all by default.
+    """
+    at_once, at_twice = (gains(rows, measure) for _, rows in results.groupby(BUDGET))
+    asked = at_once["seeds"].max()
+    p_values = at_once["p"].where(at_once.index.isin(tested)) if tested else at_once["p"]
+    at_once["p"] = holm(p_values.tolist())
+    rows = []
+    for method, row in at_once.iterrows():
+        name = str(method) if row["seeds"] == asked else f"{method} ({row['seeds']:.0f} of {asked:.0f} searches)"
+        twice = at_twice.loc[method] if method in at_twice.index else None
+        rows.append(
+            [
+                name,
+                fixed(row["level"], 1),
+                points(row["gain"], row["half"]) + (" *" if row["p"] < LEVEL else ""),
+                fixed(row["p"], 3),
+                "" if twice is None else points(twice["gain"], twice["half"]),
+                f"× {fixed(row['up'], 1)}, {fixed(row['down'], 1)}",
+                f"{fixed(row['before'], 2)} → {fixed(row['after'], 2)}",
+            ]
+        )
+    return rows
+
+
+def points(gain: float, half: float) -> str:
+    """Write a gain with its interval, with one digit and a sign."""
+    return fixed_interval(gain, half, 1, "+")
