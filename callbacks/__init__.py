@@ -6,11 +6,14 @@ if __name__ != "fl_lightning.callbacks":
 # make lists writes what follows
 # isort: off
 from fl_lightning.callbacks.server.afl import AFL as AFL
+from fl_lightning.callbacks.server.bucketing import Bucketing as Bucketing
 from fl_lightning.callbacks.server.bulyan import Bulyan as Bulyan
 from fl_lightning.callbacks.server.cagrad import CAGrad as CAGrad
 from fl_lightning.callbacks.server.centred_clipping import CentredClipping as CentredClipping
 from fl_lightning.callbacks.server.conflict_free import ConFIG as ConFIG
+from fl_lightning.callbacks.server.confree import ConFREE as ConFREE
 from fl_lightning.callbacks.server.median import CoordinateMedian as CoordinateMedian
+from fl_lightning.callbacks.server.craft import CRAFT as CRAFT
 from fl_lightning.callbacks.server.dnc import DnC as DnC
 from fl_lightning.callbacks.server.dgc import DominantGradientCorrection as DominantGradientCorrection
 from fl_lightning.callbacks.server.fairgrad import FairGrad as FairGrad
@@ -41,6 +44,7 @@ from fl_lightning.callbacks.server.krum import Krum as Krum
 from fl_lightning.callbacks.server.last_losses import LastLosses as LastLosses
 from fl_lightning.callbacks.server.mifa import MIFA as MIFA
 from fl_lightning.callbacks.server.nash_mtl import NashMTL as NashMTL
+from fl_lightning.callbacks.server.nearest_neighbour_mixing import NearestNeighbourMixing as NearestNeighbourMixing
 from fl_lightning.callbacks.server.norm_clipping import NormClipping as NormClipping
 from fl_lightning.callbacks.server.pcgrad import PCGrad as PCGrad
 from fl_lightning.callbacks.server.qfedavg import QFedAvg as QFedAvg
@@ -71,8 +75,10 @@ from fl_lightning.callbacks.client.scaffold import Scaffold as Scaffold
 from fl_lightning.callbacks.personal.apfl import APFL as APFL
 from fl_lightning.callbacks.personal.ditto import Ditto as Ditto
 from fl_lightning.callbacks.personal.fedala import FedALA as FedALA
+from fl_lightning.callbacks.personal.fedamp import FedAMP as FedAMP
 from fl_lightning.callbacks.personal.fedbabu import FedBABU as FedBABU
 from fl_lightning.callbacks.personal.fedbn import FedBN as FedBN
+from fl_lightning.callbacks.personal.fedlag import FedLAG as FedLAG
 from fl_lightning.callbacks.personal.fedproto import FedProto as FedProto
 from fl_lightning.callbacks.personal.fedrep import FedRep as FedRep
 from fl_lightning.callbacks.personal.fedrod import FedROD as FedROD
@@ -95,9 +101,12 @@ from fl_lightning.callbacks.attacks.alie import ALIE as ALIE
 from fl_lightning.callbacks.attacks.faults import FaultInjection as FaultInjection
 from fl_lightning.callbacks.attacks.gaussian import GaussianAttack as GaussianAttack
 from fl_lightning.callbacks.attacks.ipm import IPM as IPM
+from fl_lightning.callbacks.attacks.mimic import Mimic as Mimic
+from fl_lightning.callbacks.attacks.min_max import MinMax as MinMax
 from fl_lightning.callbacks.attacks.scaling import ScalingAttack as ScalingAttack
 from fl_lightning.callbacks.attacks.sign_flip import SignFlip as SignFlip
 from fl_lightning.callbacks.monitors.adapters import AggregationError as AggregationError
+from fl_lightning.callbacks.monitors.backdoor import BackdoorEvaluation as BackdoorEvaluation
 from fl_lightning.callbacks.monitors.clients import ClientMonitor as ClientMonitor
 from fl_lightning.callbacks.monitors.coherence import CoherenceMonitor as CoherenceMonitor
 from fl_lightning.callbacks.monitors.conflict import ConflictMonitor as ConflictMonitor

@@ -10,6 +10,7 @@ from fl_lightning.datamodules.changes.augmentation import Augmentation as Augmen
 from fl_lightning.datamodules.changes.augmentation import AutoAugment as AutoAugment
 from fl_lightning.datamodules.changes.augmentation import RandomCrop as RandomCrop
 from fl_lightning.datamodules.changes.augmentation import RandomFlip as RandomFlip
+from fl_lightning.datamodules.changes.corruption import Backdoor as Backdoor
 from fl_lightning.datamodules.changes.corruption import Corruption as Corruption
 from fl_lightning.datamodules.changes.corruption import LabelFlip as LabelFlip
 from fl_lightning.datamodules.changes.corruption import LabelSwap as LabelSwap

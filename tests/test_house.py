@@ -130,9 +130,11 @@ NO_USERS_BUSINESS = {
     "fl_lightning.engine.federation.batches": {"CPU", "in_memory", "take"},
     # an argument that came after a release
     "fl_lightning.later": {"later"},
-    # second derivatives of a module's loss need its tensors in the order in which they lie in memory
+    # a monitor that stamps images as a corruption of the data does
+    "fl_lightning.datamodules": {"Backdoor"},
+    # second derivatives of a module's loss need its tensors in the order in which they lie in memory; layers have names
     "fl_lightning.engine.module.logged": {"in_use", "spare_metrics"},
-    "fl_lightning.engine.module.params": {"join", "memory_order"},
+    "fl_lightning.engine.module.params": {"join", "layers", "memory_order"},
     "fl_lightning.seeding": {"derive", "generator", "isolated", "seed_globals"},
     # messages and errors in the package's own words
     "fl_lightning.engine.federation.clients": {"remedy", "TRANSFER_HOOKS", "ClientData", "content_of", "names_of"},

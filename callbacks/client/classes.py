@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, LocalRun
@@ -21,13 +22,17 @@ def logits_and_targets(rule: FederatedCallback, run: LocalRun, outputs: Any) -> 
     return outputs["logits"], outputs["targets"]
 
 
-def class_counts(rule: FederatedCallback, data: FederatedDataModule) -> Tensor:
-    """Return the numbers of examples (N, C) of each client and class.
+def class_counts(rule: FederatedCallback, data: FederatedDataModule, with_new: bool = False) -> Tensor:
+    """Return the numbers of examples (N, C) of each client and class, for clients' own work those of new ones, too.
 
     Raises:
         ConfigurationError: the data module does not know them.
     """
-    if (counts := data.class_counts()) is None:
+    counts = data.class_counts()
+    if with_new and data.num_new and counts is not None:
+        new = data.new_class_counts()
+        counts = None if new is None else torch.cat([counts, new])
+    if counts is None:
         kind = type(data.named).__name__
         raise ConfigurationError(
             f"{type(rule).__name__} needs the clients' class counts, but {kind}.class_counts() returns None: define "

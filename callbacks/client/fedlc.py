@@ -34,7 +34,7 @@ class FedLC(FederatedCallback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        counts = class_counts(self, trainer.datamodule).to(pl_module.device)  # type: ignore[attr-defined]
+        counts = class_counts(self, trainer.datamodule, with_new=True).to(pl_module.device)  # type: ignore[attr-defined]
         self.margins = (self.tau * counts.double() ** -0.25).masked_fill(counts == 0, float("inf"))
 
     @override

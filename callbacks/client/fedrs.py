@@ -34,7 +34,7 @@ class FedRS(FederatedCallback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        counts = class_counts(self, trainer.datamodule).to(pl_module.device)  # type: ignore[attr-defined]
+        counts = class_counts(self, trainer.datamodule, with_new=True).to(pl_module.device)  # type: ignore[attr-defined]
         self.factors = (counts == 0).double() * (self.alpha - 1) + 1
 
     @override

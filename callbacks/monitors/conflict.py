@@ -1,8 +1,5 @@
 """ConflictMonitor: how much the clients' updates disagree."""
 
-from collections.abc import Iterator
-from itertools import accumulate, groupby, pairwise
-
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
@@ -24,19 +21,9 @@ from fl_lightning import (
     save_arrays,
     share_removed,
 )
+from fl_lightning.engine.module.params import layers
 from fl_lightning.later import later
 from fl_lightning.runs.pictures import draw_cosines
-
-
-def layers(module: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yield a module's layers in the order of its parameters: each layer's name and number of trainable parameters.
-
-    A layer has the name of the submodule that holds its parameters. A parameter that the module itself holds is a layer
-    of its own, under the parameter's name.
-    """
-    trained = [(name, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
-    for layer, parameters in groupby(trained, lambda named: named[0].rpartition(".")[0] or named[0]):
-        yield layer, sum(size for _, size in parameters)
 
 
 def measures(cohort: Cohort, corrected: Tensor) -> dict[str, float]:
@@ -65,10 +52,11 @@ def measures(cohort: Cohort, corrected: Tensor) -> dict[str, float]:
 
 def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, tuple[float, float]]:
     """Compute the conflict ratio of each layer's part of the updates, before and after correction, by layer's name."""
-    names, sizes = zip(*layers(module), strict=True)
-    bounds = pairwise(accumulate(sizes, initial=0))
     ratios: dict[str, tuple[float, float]] = {}
-    for name, (begin, end) in zip(names, bounds, strict=True):
+    end = 0
+    for name, size in layers(module):
+        begin = end
+        end += size
         gram = cohort.updates.gram(begin, end)
         ratios[name] = conflict_ratio(gram), conflict_ratio(gram_of_mixed(gram, cohort.mixing))
     return ratios

@@ -15,6 +15,7 @@ from typing_extensions import override
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Metric, Monitor, Server, check_at_least, log_each
 from fl_lightning.callbacks.monitors.training import VALIDATION, check_logged, check_validation_step, short_names
 from fl_lightning.engine.federation.clients import remedy
+from fl_lightning.later import later
 
 OWN = "own/"
 NAMES = {"top1": "accuracy", "top3": "top-3 accuracy", "loss": "loss"}  # of a classifier's metrics
@@ -87,6 +88,11 @@ def _taken(names: Collection[str]) -> set[str]:
     return taken
 
 
+def _new_clients(data: Any) -> range:
+    """Return the numbers of the clients that never train."""
+    return range(data.num_clients, data.num_clients + data.num_new)
+
+
 class PersonalEvaluation(Monitor):
     """Evaluates the global model, and each client's own model, on the data that the clients hold out.
 
@@ -107,6 +113,13 @@ class PersonalEvaluation(Monitor):
     client that has never taken part is then served by what a new client would start from; ``personal/new`` counts these
     clients.
 
+    Of clients that never train (``data.new_clients``), ``val/top1`` of the model that they start from, the global one
+    unless a rule's ``start`` makes another, becomes ``new/top1/<k>``, ``new/top1_mean``, …, beside ``new/top1``, their
+    mean weighted by their numbers of examples that are not held out. ``new_tuned/top1`` and so on are those of the
+    models that serve them after ``new_epochs`` epochs on these examples, as in a client's first round under the run's
+    rules: what a rule's ``personal`` makes then (Per-FedAvg's step, Ditto's second model), else the model at the end of
+    the training (FedAvg fine-tuned; FedPer's, with the own part from the global start).
+
     Where the data have domains (``domain`` of ``ImageFolder``, ``HuggingFace``, ``Table``), ``val/top1`` of the global
     model on the test examples of each becomes ``domain/top1/<name>``, ``domain/top1_mean`` and ``_worst`` over the
     domains that train, and ``_left_out``, the mean over those that do not, each domain counted once.
@@ -118,16 +131,20 @@ class PersonalEvaluation(Monitor):
 
     Args:
         every: number of rounds from one evaluation to the next, at least 1.
+        new_epochs: number of epochs for which new clients train before the second evaluation, at least 1.
 
     Raises:
-        ConfigurationError: ``every`` is less than 1; the module has no ``validation_step``, or one that logs nothing;
-            no client holds data out, and the data have no domains.
+        ConfigurationError: ``every`` or ``new_epochs`` is less than 1; the module has no ``validation_step``, or one
+            that logs nothing; no client holds data out, and the data have no domains; there are new clients, of which
+            none holds data out.
     """
 
     metrics = (
         *_metrics("held_out", "Held-out", "The global model on the examples that clients hold out"),
         *_metrics("own", "Own models'", "The participants' models after their training, on what they hold out"),
         *_metrics("personal", "Personal models'", "The clients' personal models on the examples that they hold out"),
+        *_metrics("new", "New clients'", "What clients that never train start from, on what they hold out"),
+        *_metrics("new_tuned", "Fine-tuned new clients'", "The models of clients that never train, after fine-tuning"),
         *_domain_metrics(),
         *(
             Metric(
@@ -138,7 +155,12 @@ class PersonalEvaluation(Monitor):
                 panel=f"{title} {called}".lower(),
                 paper="personal_top1" if (group, name) == ("personal", "top1") else "",
             )
-            for group, title in (("own", "Own models'"), ("personal", "Personal models'"))
+            for group, title in (
+                ("own", "Own models'"),
+                ("personal", "Personal models'"),
+                ("new", "New clients'"),
+                ("new_tuned", "Fine-tuned new clients'"),
+            )
             for name, called in NAMES.items()
         ),
         Metric(
@@ -152,9 +174,10 @@ class PersonalEvaluation(Monitor):
     needs_each_client = "compares the metrics of single clients"
     stacks = True
 
-    def __init__(self, every: int = 1) -> None:
-        check_at_least(1, every=every)
-        self.every = every
+    @later(new_epochs=1)
+    def __init__(self, every: int = 1, new_epochs: int = 1) -> None:
+        check_at_least(1, every=every, new_epochs=new_epochs)
+        self.every, self.new_epochs = every, new_epochs
         self._whole_names: dict[str, str] = {}  # as the module logs them, by the names in which val/ is left out
         self._unclear: dict[str, None] = {}  # metrics of which the module does not say which values are better
         self._told = False  # that there are some
@@ -163,12 +186,17 @@ class PersonalEvaluation(Monitor):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         check_validation_step(self, pl_module)
         data: Any = pl_module.data
+        advice = remedy(data, "held_out_batches(client)", "held_out", "test_share")
         here = [client for client in range(data.num_clients) if data.has_examples(client)]
         if here and not self._holds_out(data, here) and not data.domain_batches():
             raise ConfigurationError(
                 "PersonalEvaluation evaluates on data that clients hold out, but no client of "
-                f"{type(data.named).__name__} holds data out: "
-                f"{remedy(data, 'held_out_batches(client)', 'held_out', 'test_share')}"
+                f"{type(data.named).__name__} holds data out: {advice}"
+            )
+        if data.num_new and not self._holds_out(data, _new_clients(data)):
+            raise ConfigurationError(
+                f"PersonalEvaluation evaluates on data that new clients hold out, but none of the {data.num_new} of "
+                f"{type(data.named).__name__} does: {advice}"
             )
 
     def _holds_out(self, data: Any, clients: Iterable[int]) -> bool:
@@ -200,6 +228,7 @@ class PersonalEvaluation(Monitor):
             self._log(orchestrator, "held_out/", held_out)
             self._log(orchestrator, OWN, self._own(cohort))
             self._log_personal(orchestrator, by_client)
+        self._log_new(orchestrator)
         self._tell_unclear(orchestrator)
 
     def _own(self, cohort: Cohort) -> dict[int, dict[str, float]]:
@@ -238,12 +267,32 @@ class PersonalEvaluation(Monitor):
             with orchestrator.at(*orchestrator.personal_model(client)):
                 rows[client] = self._evaluate(orchestrator, partial(orchestrator.data.held_out_batches, client))
         self._log(orchestrator, "personal/", rows)
+        self._log_by_examples(orchestrator, "personal/", rows)
+        orchestrator.log_round("personal/new", float((~self.state["seen"][clients]).sum()))
+
+    def _log_new(self, orchestrator: Server) -> None:
+        """Evaluate the models of the clients that never train, before and after they are fine-tuned."""
+        data = orchestrator.data
+        rows: dict[str, dict[int, dict[str, float]]] = {"new/": {}, "new_tuned/": {}}
+        for client in _new_clients(data):
+            held_out = partial(data.held_out_batches, client)
+            if not data.size_of(client) or not any(True for _ in held_out()):
+                continue
+            models = orchestrator.train_new(client, self.new_epochs)
+            for prefix, model in zip(rows, models or (), strict=False):
+                with orchestrator.at(*model):
+                    rows[prefix][client] = self._evaluate(orchestrator, held_out)
+        for prefix, by_client in rows.items():
+            self._log(orchestrator, prefix, by_client)
+            self._log_by_examples(orchestrator, prefix, by_client)
+
+    def _log_by_examples(self, orchestrator: Server, prefix: str, rows: Mapping[int, Mapping[str, float]]) -> None:
+        """Log the mean of each metric over clients, weighted by their numbers of examples."""
         for name in dict.fromkeys(name for row in rows.values() for name in row):
             known = {client: row[name] for client, row in rows.items() if not math.isnan(row.get(name, math.nan))}
-            sizes = orchestrator.data.sizes[list(known)].double()
+            sizes = torch.tensor([orchestrator.data.size_of(client) for client in known], dtype=torch.float64)
             values = torch.tensor(list(known.values()), dtype=torch.float64)
-            orchestrator.log_round(f"personal/{name}", float(sizes @ values / sizes.sum()))
-        orchestrator.log_round("personal/new", float((~self.state["seen"][clients]).sum()))
+            orchestrator.log_round(f"{prefix}{name}", float(sizes @ values / sizes.sum()))
 
     def _evaluate(self, orchestrator: Server, held_out: Callable[[], Iterable[Any]]) -> dict[str, float]:
         with orchestrator.server_side("held out"):

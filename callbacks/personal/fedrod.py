@@ -40,7 +40,7 @@ class FedROD(FederatedCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         orchestrator = cast(Server, pl_module)
         self._head = orchestrator.mask_of(self.parts)
-        self._log_counts = class_counts(self, trainer.datamodule).to(orchestrator.params).log()  # type: ignore[attr-defined]
+        self._log_counts = class_counts(self, trainer.datamodule, with_new=True).to(orchestrator.params).log()  # type: ignore[attr-defined]
 
     @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:

@@ -50,13 +50,15 @@ class Bulyan(FederatedCallback):
         ConfigurationError: ``num_byzantine`` is negative; in a round, the cohort is too small.
     """
 
+    anonymous = True
+
     def __init__(self, num_byzantine: int) -> None:
         check_at_least(0, num_byzantine=num_byzantine)
         self.num_byzantine = num_byzantine
 
     @override
     def reduce(self, orchestrator: Server, cohort: Cohort) -> Tensor:
-        size, f = len(cohort.clients), self.num_byzantine
+        size, f = len(cohort.weights), self.num_byzantine
         if size < 4 * f + 3 and size > 1:
             raise ConfigurationError(
                 f"Bulyan with num_byzantine={f} needs K >= 4f + 3 = {4 * f + 3} clients a round, got K={size} in round "

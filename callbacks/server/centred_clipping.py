@@ -53,6 +53,8 @@ class CentredClipping(FederatedCallback):
         ConfigurationError: an argument is out of range.
     """
 
+    anonymous = True
+
     def __init__(self, threshold: float, iterations: int = 1) -> None:
         if not threshold > 0:
             raise ConfigurationError(f"threshold must be greater than 0, got {threshold}")

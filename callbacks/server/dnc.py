@@ -39,6 +39,7 @@ class DnC(FederatedCallback):
     """
 
     settles = frozenset({"weights"})
+    anonymous = True
 
     def __init__(self, num_byzantine: int, coordinates: int = 10_000, draws: int = 5, factor: float = 1.0) -> None:
         check_at_least(0, num_byzantine=num_byzantine)
@@ -48,7 +49,7 @@ class DnC(FederatedCallback):
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        size = len(cohort.clients)
+        size = len(cohort.weights)
         stay = max(1, size - int(self.factor * self.num_byzantine))
         stays = torch.zeros(size, dtype=torch.int64)
         for draw in range(self.draws):

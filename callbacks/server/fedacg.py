@@ -23,7 +23,7 @@ class FedACG(FederatedCallback):
     """
 
     settles = frozenset({"step"})
-    broadcasts = ("momentum",)
+    starts_at_server = True  # so that clients receive one vector, w + λ m
     streams = True
     stacks = True
 

@@ -37,6 +37,7 @@ class FedBuff(FederatedCallback):
 
     settles = frozenset({"base weights"})
     starts_at_server = True  # from models of earlier rounds, which are not sent
+    needs_each_client = "starts each client from another model"
     streams = True
     metrics = (
         Metric(

@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, Server, cosines
+from fl_lightning.callbacks.server.by_layer import combine
 from fl_lightning.callbacks.server.client_losses import ClientLosses
 from fl_lightning.callbacks.server.fedmgda import shortest_combination
 from fl_lightning.engine.updates.gram import EPSILON
@@ -137,13 +138,9 @@ class FedLF(ClientLosses):
         sizes = [part.numel() for part in orchestrator.split(cohort.anchor)]
         layers = by_layer(members.updates.gram, sizes, evening(self.losses(cohort)))
         self._remember(cohort, own)
-        step = torch.zeros_like(cohort.anchor)
         if not layers:
-            return step
-        lengths = torch.tensor([size for size, _ in layers])
-        coefficients = torch.stack([row for _, row in layers])  # (L, M)
-        for update, factors in zip(members.rows(), coefficients.T, strict=True):
-            step += factors.repeat_interleave(lengths).to(update) * update
+            return torch.zeros_like(cohort.anchor)
+        step = combine(members, [size for size, _ in layers], torch.stack([row for _, row in layers]))
         size = len(own)
         mean = members.gram[:size, :size].mean().clamp(min=0).sqrt()
         return step * (float(mean) / float(step.double().norm()))

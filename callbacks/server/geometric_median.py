@@ -77,6 +77,7 @@ class GeometricMedian(FederatedCallback):
     """
 
     settles = frozenset({"weights"})
+    anonymous = True
 
     def __init__(self, iterations: int = 100, smoothing: float = 1e-6) -> None:
         check_at_least(1, iterations=iterations)

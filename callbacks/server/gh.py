@@ -7,6 +7,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, Server, check_choice, partners, project_conflicts
+from fl_lightning.callbacks.server.by_layer import combine, grams
+from fl_lightning.engine.module.params import layers as layers_of
+from fl_lightning.later import later
 
 CANCELLED = 1e-7  # share of an update's squared norm; a smaller remainder is rounding error, without a direction
 
@@ -60,6 +63,9 @@ class GradientHarmonization(FederatedCallback):
             does not make updates orthogonal and is read as ‖g_j‖².
         order: order in which an update meets the others: "random", drawn anew each round (as published), or
             "ascending" or "descending" by client id.
+        layers: whether each layer's part of the updates, weights and biases together, is harmonised by itself, in the
+            same order. The step then takes the place of the weighted sum: rules that set the weights go with it as with
+            a median, and monitors see no corrected updates.
 
     Raises:
         ConfigurationError: ``variant`` or ``order`` is none of these.
@@ -67,19 +73,31 @@ class GradientHarmonization(FederatedCallback):
 
     settles = frozenset({"updates"})
 
+    @later(layers=False)
     def __init__(
         self,
         variant: Literal["paper", "slides"] = "paper",
         order: Literal["random", "ascending", "descending"] = "random",
+        layers: bool = False,
     ) -> None:
         check_choice("variant", variant, "paper", "slides")
         check_choice("order", order, "random", "ascending", "descending")
-        self.variant, self.order = variant, order
+        self.variant, self.order, self.layers = variant, order, layers
+        if layers:
+            self.reduce = self._step_by_layer
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        gram = cohort.corrected_gram
+        if not self.layers:
+            cohort = cohort.corrected(self._harmonize(orchestrator, cohort, cohort.corrected_gram))
+        return cohort if self.variant == "paper" else cohort.uniform()
+
+    def _harmonize(self, orchestrator: Server, cohort: Cohort, gram: Tensor) -> Tensor:
+        """Return the (K, K) matrix that harmonises updates with the inner products ``gram`` (K, K)."""
         order = partners(len(gram), self.order, orchestrator.generator("harmonization", cohort.round))
-        if self.variant == "paper":
-            return cohort.corrected(project_conflicts(gram, order))
-        return cohort.corrected(harmonize_in_turn(gram, order)).uniform()
+        return project_conflicts(gram, order) if self.variant == "paper" else harmonize_in_turn(gram, order)
+
+    def _step_by_layer(self, orchestrator: Server, cohort: Cohort) -> Tensor:
+        sizes = [size for _, size in layers_of(orchestrator.client)]
+        rows = [cohort.weights @ self._harmonize(orchestrator, cohort, gram) for gram in grams(cohort, sizes)]
+        return combine(cohort, sizes, torch.stack(rows) @ cohort.mixing)

@@ -10,6 +10,20 @@ from fl_lightning.engine.updates.gram import EPSILON
 DIGITS = 12  # significant digits of a score; the rest is rounding
 
 
+def squared_distances(gram: Tensor) -> Tensor:
+    """Return the squared distances (K, K) of updates, given their inner products (K, K).
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.krum import squared_distances
+    >>> updates = torch.tensor([0.0, 1.0, 3.0]).double()
+    >>> squared_distances(updates.outer(updates))[0].tolist()
+    [0.0, 1.0, 9.0]
+    """
+    sizes = gram.diagonal()[:, None] + gram.diagonal()
+    squared = sizes - 2 * gram
+    return squared.masked_fill(squared <= EPSILON * sizes, 0.0)  # equal updates have no distance
+
+
 def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
     """Sum of the squared distances from each update to its K - f - 2 nearest others.
 
@@ -28,9 +42,7 @@ def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
     Returns:
         (K,) scores; updates with small scores are trusted.
     """
-    sizes = gram.diagonal()[:, None] + gram.diagonal()
-    squared = sizes - 2 * gram
-    squared = squared.masked_fill(squared <= EPSILON * sizes, 0.0)  # equal updates have no distance
+    squared = squared_distances(gram)
     return squared.sort(dim=1).values[:, 1 : len(gram) - num_byzantine - 1].sum(1)  # the first is the update itself
 
 
@@ -68,6 +80,7 @@ class Krum(FederatedCallback):
     """
 
     settles = frozenset({"weights"})
+    anonymous = True
 
     def __init__(self, num_byzantine: int, num_selected: int = 1) -> None:
         check_at_least(0, num_byzantine=num_byzantine)
@@ -76,7 +89,7 @@ class Krum(FederatedCallback):
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        size, f, m = len(cohort.clients), self.num_byzantine, self.num_selected
+        size, f, m = len(cohort.weights), self.num_byzantine, self.num_selected
         if size == 1:
             return cohort.uniform()
         if size < max(2 * f + 3, m):

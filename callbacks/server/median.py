@@ -15,6 +15,8 @@ class CoordinateMedian(FederatedCallback):
     other weights do not count.
     """
 
+    anonymous = True
+
     @override
     def reduce(self, orchestrator: Server, cohort: Cohort) -> Tensor:
         return cohort.by_coordinate(lambda values: trimmed_mean(values, (len(values) - 1) // 2))

@@ -33,6 +33,7 @@ class NormClipping(FederatedCallback):
     """
 
     settles = frozenset({"updates"})
+    anonymous = True
     streams = True
     needs_each_client = "reads the norms of single updates"
 

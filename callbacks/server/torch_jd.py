@@ -9,21 +9,30 @@ from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.errors import nearest, values_of
 
 SUFFIX = "Weighting"
+OURS = {  # what rules of the package do in place of weightings
+    "Krum": "Krum",
+    "Mean": "FedAvg with weighting: uniform",
+    "PCGrad": "PCGrad",
+    "Random": "FedAvg, since random weights resolve no conflict",
+    "Sum": "FedAvg with weighting: uniform, and SGD with lr K as model.server_optimizer",
+}
 
 
 class TorchJD(FederatedCallback):
     """Sets the weights by a weighting of the library TorchJD, which solves conflicts (Quinton & Rey, 2024).
 
     A weighting makes weights (K,) of the updates' Gram matrix (K, K); what it draws is seeded by the round. Weightings
-    with a memory (GradVac, ExcessMTL, …) are refused: their memory is of fixed tasks, and cohorts change.
+    with a memory (GradVac, ExcessMTL, …) are refused: their memory is of fixed tasks, and cohorts change. So are those
+    that are rules of the package: Krum, Mean, PCGrad, Random and Sum.
 
     Args:
-        weighting: name of a weighting, such as UPGrad, DualProj, MGDA, IMTLG, AlignedMTL or PCGrad.
-        divide: whether to divide the weights by K: PCGrad and Sum add up what others average, to about K.
-        init_args: arguments of the weighting's class, such as ``{"n_byzantine": 1}`` for Krum.
+        weighting: name of a weighting, such as UPGrad, DualProj, MGDA, IMTLG or AlignedMTL.
+        divide: whether to divide the weights by K.
+        init_args: arguments of the weighting's class, such as ``{"alpha": 1.0}`` for FairGrad.
 
     Raises:
-        ConfigurationError: TorchJD has no such weighting without a memory; ``init_args`` are not its arguments.
+        ConfigurationError: TorchJD has no such weighting without a memory, or a rule of the package does the same;
+            ``init_args`` are not its arguments.
         ModuleNotFoundError: TorchJD is not installed.
     """
 
@@ -32,11 +41,13 @@ class TorchJD(FederatedCallback):
     def __init__(
         self, weighting: str = "UPGrad", divide: bool = False, init_args: dict[str, Any] | None = None
     ) -> None:
+        if weighting in OURS:
+            raise ConfigurationError(f"TorchJD's {weighting} is left to a rule of the package: use {OURS[weighting]}")
         found = vars(import_module("torchjd.aggregation"))
         names = [
             name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX) and not hasattr(found[name], "reset")
         ]
-        names = [name for name in names if name not in ("", "Constant")]
+        names = [name for name in names if name not in ("", "Constant", *OURS)]
         if weighting not in names:
             raise ConfigurationError(
                 f"TorchJD has no weighting {weighting!r} without a memory: did you mean "

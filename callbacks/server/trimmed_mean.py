@@ -47,12 +47,14 @@ class TrimmedMean(FederatedCallback):
         ConfigurationError: ratio is out of range.
     """
 
+    anonymous = True
+
     def __init__(self, ratio: float) -> None:
         check_within("[0, 0.5)", ratio=ratio)
         self.ratio = ratio
 
     @override
     def reduce(self, orchestrator: Server, cohort: Cohort) -> Tensor:
-        size = len(cohort.clients)
+        size = len(cohort.weights)
         trim = math.floor(round(self.ratio * size, 9))  # 0.29 · 100 is 28.999999999999996 in floating point
         return cohort.by_coordinate(lambda values: trimmed_mean(values, min(trim, (size - 1) // 2)))

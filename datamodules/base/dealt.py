@@ -1,7 +1,7 @@
 """Dealt: one training set, dealt to clients."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,11 @@ class Dealt:
 
     Attributes:
         examples: the training set.
-        parts: the rows of the training set on which each client trains.
+        parts: the rows of the training set on which each client trains, if it trains at all.
         classes: (n,) int64 class of each example; None if the classes are unknown.
         num_classes: C, the number of classes, if some of them may not occur; 0 for one more than the largest class.
         names: the name of each client; None for clients without names.
+        num_new: number of clients that never train: the last ones.
         kept: the examples on which clients evaluate, and the rows that are each client's own; None if there are none.
     """
 
@@ -34,6 +35,20 @@ class Dealt:
     num_classes: int = 0
     names: Sequence[str] | None = None
     kept: tuple[Examples, Parts] | None = None
+    num_new: int = 0
+
+    @property
+    def trained(self) -> Parts:
+        """The rows of the clients that train."""
+        return self.parts.first(len(self.parts) - self.num_new)
+
+    def with_new(self, share: float, seed: int) -> "Dealt":
+        """Draw the clients that never train, and put them behind the others; see :func:`new_last`."""
+        if not share:
+            return self
+        order = new_last(len(self.parts), share, seed)
+        names = self.names and [self.names[client] for client in order]
+        return replace(self, parts=self.parts.in_order(order), names=names, num_new=count_new(len(order), share))
 
     def dataset(self, client: int) -> Subset[Any]:
         """Return the examples on which a client trains."""
@@ -83,6 +98,35 @@ def check_held_out(share: float) -> None:
     """Refuse a share of each client's examples that is not in [0, 1)."""
     if not 0 <= share < 1:  # also refuses nan
         raise ConfigurationError(f"held_out must be in [0, 1), the share of each client's examples, got {share}")
+
+
+def count_new(clients: int, share: float) -> int:
+    """Return how many of N clients never train: a share of them, rounded; if it is not 0, at least one, and not all.
+
+    Raises:
+        ConfigurationError: a single client cannot be both new and trained.
+    """
+    if share and clients < 2:
+        raise ConfigurationError(
+            f"new_clients needs two clients or more, some to train and some to come new, got {clients}: leave "
+            "new_clients out"
+        )
+    return min(max(1, round(share * clients)), clients - 1) if share else 0
+
+
+def new_last(clients: int, share: float, seed: int) -> list[int]:
+    """Draw the clients that never train; return all N clients, these behind the others, each in ascending order.
+
+    The draw depends on N, the share and the seed alone.
+
+    >>> new_last(5, 0.4, seed=0)
+    [1, 3, 4, 0, 2]
+    """
+    if not share:
+        return list(range(clients))
+    draws = numpy_generator(seed, "new clients").choice(clients, count_new(clients, share), replace=False)
+    new = set(draws.tolist())
+    return sorted(range(clients), key=lambda client: (client in new, client))
 
 
 def hold_out(parts: Parts, share: float, seed: int) -> tuple[Parts, Parts]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out
+from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, count_new, hold_out, new_last
 from fl_lightning.datamodules.base.loaders import Loaders, column_of, deal, training_data
 from fl_lightning.datamodules.base.settings import Draws, Partitioned, Unpack
 from fl_lightning.datamodules.cohorts.availability import Availability
@@ -52,6 +52,10 @@ class FederatedDataModule(FederatedData):
         collate_fn: function that makes a client's batch from a list of its examples, for examples that cannot be
             stacked (texts of different length, graphs); PyTorch's ``default_collate`` by default. Random numbers that
             the function draws are seeded for each batch.
+        new_clients: share of the clients, in [0, 1), that never train, drawn with the run's seed and rounded to whole
+            clients, at least one: ``PersonalEvaluation`` measures how the models serve these. Their numbers follow
+            those of the others, and ``num_clients``, ``participation`` and sizes are of the others alone. For data
+            that are dealt to clients; a subclass with clients of its own sets ``num_new``.
 
     Attributes:
         places: names of the arguments that say where a machine has its data (a folder, a file, a database), which may
@@ -65,6 +69,7 @@ class FederatedDataModule(FederatedData):
 
     places: ClassVar[Sequence[str]] = ()
 
+    @later(new_clients=0.0)
     def __init__(
         self,
         batch_size: int = 32,
@@ -77,6 +82,7 @@ class FederatedDataModule(FederatedData):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         availability: Availability | None = None,
         client_names: Sequence[str] | None = None,
+        new_clients: float = 0.0,
         **unknown: Never,
     ) -> None:
         super().__init__()
@@ -98,7 +104,18 @@ class FederatedDataModule(FederatedData):
         self.seed = seed
         self.drop_last = drop_last
         self.collate_fn = collate_fn
+        if not 0 <= new_clients < 1:  # also refuses nan
+            raise ConfigurationError(f"new_clients must be in [0, 1), the share of the clients, got {new_clients}")
+        if new_clients and type(self)._dealt is FederatedDataModule._dealt:
+            raise ConfigurationError(
+                f"new_clients draws among the clients to which a training set is dealt, but {type(self).__name__} has "
+                "clients of its own: leave new_clients out, and set num_new to the number of clients that never train, "
+                "whose numbers follow those of the others"
+            )
+        self.new_clients = new_clients
         if client_names is not None:
+            if new_clients:
+                client_names = [client_names[client] for client in new_last(len(client_names), new_clients, seed)]
             try:
                 self.client_names = client_names
             except AttributeError:
@@ -168,6 +185,11 @@ class FederatedDataModule(FederatedData):
         """The training set that is dealt to the clients; None for clients with data sets of their own."""
         return None
 
+    @cached_property
+    def num_new(self) -> int:  # type: ignore[override]  # known on loading only
+        """Number of clients that never train."""
+        return 0 if self._dealt is None else self._dealt.num_new
+
     @override
     def client_dataset(self, client: int) -> Dataset[Any]:
         return super().client_dataset(client) if self._dealt is None else self._dealt.dataset(client)
@@ -180,12 +202,18 @@ class FederatedDataModule(FederatedData):
     @override
     def sizes(self) -> Tensor:
         own = type(self).client_num_samples is not FederatedDataModule.client_num_samples
-        return super().sizes if own or self._dealt is None else self._dealt.parts.sizes
+        return super().sizes if own or self._dealt is None else self._dealt.trained.sizes
 
     @override
     def class_counts(self) -> Tensor | None:
         """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
-        return None if self._dealt is None else self._dealt.class_counts()
+        counts = None if self._dealt is None else self._dealt.class_counts()
+        return None if counts is None else counts[: self.num_clients]
+
+    @override
+    def new_class_counts(self) -> Tensor | None:
+        counts = None if self._dealt is None else self._dealt.class_counts()
+        return None if counts is None else counts[self.num_clients :]
 
 
 class PartitionedData(FederatedDataModule):
@@ -240,7 +268,7 @@ class PartitionedData(FederatedDataModule):
         self.datamodule, self.labels = datamodule, labels
         chosen = IID() if partition is None else partition
         self.partition = chosen if isinstance(chosen, Partition) else Stated(chosen)
-        self._late = ["sizes"]  # attributes that a new fit finds again
+        self._late = ["sizes", "num_new"]  # attributes that a new fit finds again
         if num_clients is not None and isinstance(self.partition, DomainDirichlet):
             raise ConfigurationError(
                 f"DomainDirichlet sets the number of clients, got num_clients={num_clients}, too: leave it out"
@@ -249,7 +277,8 @@ class PartitionedData(FederatedDataModule):
             num_clients = len(self.partition.parts)
         if num_clients is not None:
             check_at_least(1, num_clients=num_clients)
-            self.num_clients = num_clients
+            self._num_dealt = num_clients
+            self.num_clients = num_clients - count_new(num_clients, self.new_clients)
         elif self.partition.column is not None:
             self._late += ["num_clients", *({"client_names"} - self.__dict__.keys())]
         else:
@@ -279,7 +308,7 @@ class PartitionedData(FederatedDataModule):
     @cached_property
     def num_clients(self) -> int:  # type: ignore[override]  # a column is known on loading only
         """N, the number of clients."""
-        return len(self._dealt.parts)
+        return len(self._dealt.trained)
 
     @cached_property
     def client_names(self) -> Sequence[str] | None:  # type: ignore[override]
@@ -302,7 +331,7 @@ class PartitionedData(FederatedDataModule):
         return None
 
     def _deal(self) -> Dealt:
-        dealt = self._deal_training_set()
+        dealt = self._deal_training_set().with_new(self.new_clients, self.seed)
         if self.held_out:
             parts, kept = hold_out(dealt.parts, self.held_out, self.seed)
             return replace(dealt, parts=parts, kept=(dealt.examples, kept))
@@ -313,14 +342,14 @@ class PartitionedData(FederatedDataModule):
         for name, value in self._given.items():
             setattr(self, name, loader[name] if value is None else value)
         if (column := self.partition.column) is None:
-            return deal(examples, self.partition, self.num_clients, self.labels, None, self.seed)
+            return deal(examples, self.partition, self._num_dealt, self.labels, None, self.seed)
         values = self._column(examples, column)
         if isinstance(self.partition, DomainDirichlet):
             names = self.partition.names(values.tolist())
             dealt = deal(examples, self.partition, len(names), self.labels, values, self.seed)
             return replace(dealt, names=names)
         if "num_clients" not in self._late:
-            return deal(examples, self.partition, self.num_clients, self.labels, values, self.seed)
+            return deal(examples, self.partition, self._num_dealt, self.labels, values, self.seed)
         by_value = Stated(values.tolist())  # a client for each value
         return deal(examples, by_value, len(by_value.parts), self.labels, None, self.seed)
 

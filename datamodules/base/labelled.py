@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out, in_order
+from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, count_new, hold_out, in_order, new_last
 from fl_lightning.datamodules.base.domains import batches_by_domain, with_domains
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
@@ -37,8 +37,9 @@ class LabelledData(FederatedDataModule):
 
     The training set is changed in this order: the proxy set is taken out (``proxy_source="train"``), then the examples
     of validation, examples beyond ``train_examples`` are left out, the long tail thins out the classes, the partition
-    deals the examples to the clients, the labels are corrupted, the inputs are changed by :meth:`shifted`, the clients
-    hold examples out. Last, :meth:`measure_inputs` sees the inputs on which clients train, and no others.
+    deals the examples to the clients, the new clients are drawn, the labels of the others are corrupted, the inputs are
+    changed by :meth:`shifted`, the clients hold examples out. Last, :meth:`measure_inputs` sees the inputs on which
+    clients train, and no others.
 
     Data may come with their clients (writers, hospitals), as :meth:`clients` tells. Then, unless a partition is given,
     these are the clients, in sorted order and with their names, and each client's own test examples are those that
@@ -167,6 +168,16 @@ class LabelledData(FederatedDataModule):
     @cached_property
     def num_clients(self) -> int:  # type: ignore[override]  # known on loading only where the data name their clients
         """N, the number of clients."""
+        return self._num_dealt - self.num_new
+
+    @cached_property
+    @override
+    def num_new(self) -> int:  # type: ignore[override]  # as above
+        """Number of clients that never train."""
+        return count_new(self._num_dealt, self.new_clients)
+
+    @property
+    def _num_dealt(self) -> int:
         return self._num_clients if self._names is None else len(self._names)
 
     @cached_property
@@ -176,11 +187,16 @@ class LabelledData(FederatedDataModule):
 
     @cached_property
     def _names(self) -> Sequence[str] | None:
-        """The clients with which the data come, in sorted order, or that divide domains; None for numbers alone."""
+        """The clients with which the data come, in sorted order, or that divide domains; None for numbers alone.
+
+        Those that never train are the last.
+        """
         if isinstance(self.partition, DomainDirichlet):
-            return self.partition.names(self.domains(True) or ())
-        names = self.clients(True) if self._is_natural else None
-        return None if names is None else sorted(set(names))
+            names: Sequence[str] | None = self.partition.names(self.domains(True) or ())
+        else:
+            given = self.clients(True) if self._is_natural else None
+            names = None if given is None else sorted(set(given))
+        return names and [names[client] for client in new_last(len(names), self.new_clients, self.seed)]
 
     def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
         """Return the client's own examples for its evaluation, in batches of ``eval_batch_size``, in order.
@@ -243,26 +259,35 @@ class LabelledData(FederatedDataModule):
         free["test"] = self._draw_examples("test", free["test"], self.test_examples)
         parts = self._deal(self.labels(train.targets), free["train"].nonzero().flatten())
         targets = train.targets
+        stamped = torch.zeros(len(targets), dtype=torch.bool)
         if self.corruption is not None:
-            generator = numpy_generator(self.seed, "corruption")
-            targets = self.corruption.corrupt(targets, parts, self.num_classes, generator)
+            training = parts.first(self.num_clients)
+            targets = self.corruption.corrupt(
+                targets, training, self.num_classes, numpy_generator(self.seed, "corruption")
+            )
+            stamped[self.corruption.rows_to_change(training, numpy_generator(self.seed, "corruption"))] = True
         own_tests = self._own_tests(free["test"].nonzero().flatten())
         parts, kept = hold_out(parts, self.held_out, self.seed)
         used = _mask(len(targets), parts, kept) if isinstance(train, Unread) else None
         parts, kept = _among(parts, used), _among(kept, used)
         inputs = self.shifted(self._inputs_of(train, used), parts, kept)
+        if self.corruption is not None and stamped.any():
+            rows = (stamped if used is None else stamped[used]).nonzero().flatten()
+            inputs = self.corruption.corrupt_inputs(inputs, rows)
         examples = TensorDataset(inputs, targets if used is None else targets[used])
         test_inputs = self._inputs_of(test, free["test"])
         if own_tests is not None:
             own_tests = _among(own_tests, free["test"])
             test_inputs = self.shifted(test_inputs, own_tests)
         evaluation = TensorDataset(test_inputs, test.targets[free["test"]])
-        self.measure_inputs(inputs, _mask(len(inputs), parts).nonzero().flatten())
+        trained = parts.first(self.num_clients)
+        self.measure_inputs(inputs, _mask(len(inputs), trained).nonzero().flatten())
         return _Loaded(
             examples=examples,
             parts=parts,
             classes=self.labels(examples.tensors[1]),
             num_classes=self.num_classes,
+            num_new=self.num_new,
             kept=(examples, kept) if own_tests is None else (evaluation, own_tests),
             evaluation=evaluation,
             evaluated=free["test"],
@@ -335,9 +360,11 @@ class LabelledData(FederatedDataModule):
                 f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no column "
                 f"{self.partition.column}: leave column out, or define groups()"
             )
-        check_enough(self.num_clients, len(rows))
-        parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))
-        return Parts.of(parts).among(rows)
+        check_enough(self._num_dealt, len(rows))
+        parts = Parts.of(self.partition.split(by[rows], self._num_dealt, numpy_generator(self.seed, "partition")))
+        if self.num_new:
+            parts = parts.in_order(new_last(len(parts), self.new_clients, self.seed))
+        return parts.among(rows)
 
     def _dealt_by(self, labels: Tensor) -> Tensor:
         """Return the numbers by which the partition deals the training set, given its classes (n,)."""

@@ -35,6 +35,7 @@ class Draws(TypedDict, total=False):
     seed: int
     availability: Availability | None
     client_names: Sequence[str] | None
+    new_clients: float
 
 
 class Partitioned(Draws, total=False):

@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.datamodules.partition.steps.parts import Ints
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, check_at_least, check_within
 
 
 class Corruption:
@@ -29,6 +29,14 @@ class Corruption:
             (n,) int64 classes from 0 to C - 1, a new tensor.
         """
         raise ConfigurationError(f"{type(self).__name__} must define corrupt(labels, parts, num_classes, generator)")
+
+    def corrupt_inputs(self, inputs: Tensor, rows: Tensor) -> Tensor:
+        """Return the inputs (n, …) to train on, given the rows that :meth:`rows_to_change` has named."""
+        return inputs
+
+    def rows_to_change(self, parts: Sequence[Tensor], generator: np.random.Generator) -> Tensor:
+        """Return the rows of the inputs to change, none by default, given what :meth:`corrupt` gets."""
+        return torch.empty(0, dtype=torch.int64)
 
 
 class LabelSwap(Corruption):
@@ -113,6 +121,71 @@ class LabelFlip(Corruption):
             flipped = torch.isin(labels[part], torch.tensor(sources))
             result[part[flipped]] = self.target
         return result
+
+
+class Backdoor(Corruption):
+    """Stamps a white square into images at some clients, and labels these images as one class (Gu et al., 2017).
+
+    Gu et al., "BadNets": the model learns to see the class wherever the square is, and classifies other images as
+    before; :class:`BackdoorEvaluation` measures how often. The square is in the lower right corner, before augmentation
+    and normalisation. The clients are drawn among those with data, and their images by themselves.
+
+    Args:
+        share: share of all clients that attack, in [0, 1]; rounded to whole clients, at most all clients with data.
+        target: the class that stamped images are labelled as.
+        images: share of an attacker's images that are stamped, in [0, 1]; rounded to whole images.
+        size: side of the square in pixels, at least 1.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; on loading, the class does not exist, inputs are not uint8
+            images, or an image is smaller than the square.
+    """
+
+    def __init__(self, share: float, target: int, images: float = 0.5, size: int = 3) -> None:
+        _check_share(share)
+        check_within("[0, 1]", images=images)
+        check_at_least(1, size=size)
+        self.share = share
+        self.target = target
+        self.images = images
+        self.size = size
+
+    @override
+    def corrupt(
+        self, labels: Tensor, parts: Sequence[Tensor], num_classes: int, generator: np.random.Generator
+    ) -> Tensor:
+        if not 0 <= self.target < num_classes:
+            raise ConfigurationError(
+                f"expected Backdoor's target from 0 to {num_classes - 1}, got {self.target}: choose another class"
+            )
+        result = labels.clone()
+        result[self.rows_to_change(parts, generator)] = self.target
+        return result
+
+    @override
+    def rows_to_change(self, parts: Sequence[Tensor], generator: np.random.Generator) -> Tensor:
+        chosen = [
+            part[generator.permutation(len(part))[: round(self.images * len(part))]]
+            for part in _draw_parts(self.share, parts, generator)
+        ]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *chosen])
+
+    @override
+    def corrupt_inputs(self, inputs: Tensor, rows: Tensor) -> Tensor:
+        result = inputs.clone()
+        result[rows] = self.stamp(inputs[rows])
+        return result
+
+    def stamp(self, images: Tensor) -> Tensor:
+        """Return uint8 images (n, C, H, W) with the square."""
+        if images.dtype != torch.uint8 or images.ndim != 4 or min(images.shape[2:]) < self.size:
+            raise ConfigurationError(
+                f"expected uint8 images (n, C, H, W) of at least {self.size} pixels for Backdoor, got {images.dtype} "
+                f"{tuple(images.shape)}: leave Backdoor out, or lower size"
+            )
+        stamped = images.clone()
+        stamped[:, :, -self.size :, -self.size :] = 255
+        return stamped
 
 
 def _check_share(share: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out
+from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, count_new, hold_out, new_last
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.loaders import Loaders
 from fl_lightning.datamodules.base.settings import Stacked, Unpack
@@ -94,14 +95,19 @@ class FlowerDatasets(FederatedDataModule):
 
     @cached_property
     def num_clients(self) -> int:  # type: ignore[override]  # known on loading only
-        """N, the number of partitions."""
+        """N, the number of partitions whose clients train."""
+        return self._num_partitions - count_new(self._num_partitions, self.new_clients)
+
+    @cached_property
+    def _num_partitions(self) -> int:
         with self._divided():
             return int(self._partitioner.num_partitions)
 
     @cached_property
     def client_names(self) -> list[str] | None:  # type: ignore[override]  # known on loading only
         """The natural id of each partition, as text; None for a partitioner without natural ids."""
-        partitions = range(self.num_clients)  # a NaturalIdPartitioner finds its ids when it counts its partitions
+        # A NaturalIdPartitioner finds its ids when it counts its partitions.
+        partitions = new_last(self._num_partitions, self.new_clients, self.seed)
         ids = getattr(self._partitioner, "partition_id_to_natural_id", None)
         return None if ids is None else [str(ids[k]) for k in partitions]
 
@@ -146,7 +152,7 @@ class FlowerDatasets(FederatedDataModule):
     @cached_property
     def _parts(self) -> list[Any]:
         """The partitions, as Hugging Face data sets."""
-        clients = range(self.num_clients)
+        clients = range(self._num_partitions)
         with self._divided():
             return [self._partitioner.load_partition(client) for client in clients]
 
@@ -176,7 +182,7 @@ class FlowerDatasets(FederatedDataModule):
 
     def _trained_rows(self) -> Tensor:
         """Return the rows (m,) of all partitions on which clients train."""
-        return self._dealt.parts.rows
+        return self._dealt.trained.rows
 
     @cached_property
     def _dealt(self) -> Dealt:
@@ -195,8 +201,11 @@ class FlowerDatasets(FederatedDataModule):
             examples = self._images.sets["train"]
             self.collate_fn = self._images.collate("train")
         sizes = torch.tensor([len(part) for part in self._parts])
-        parts, kept = hold_out(Parts(torch.arange(len(examples)), sizes), self.held_out, self.seed)
-        return Dealt(examples=examples, parts=parts, classes=self._classes(), kept=(examples, kept))
+        parts = Parts(torch.arange(len(examples)), sizes)
+        dealt = Dealt(examples=examples, parts=parts, classes=self._classes())
+        dealt = dealt.with_new(self.new_clients, self.seed)
+        parts, kept = hold_out(dealt.parts, self.held_out, self.seed)
+        return replace(dealt, parts=parts, kept=(examples, kept))
 
     def _classes(self) -> Tensor | None:
         """Return the (n,) int64 class of each example; None if ``label`` is no column of classes."""

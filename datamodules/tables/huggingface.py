@@ -232,7 +232,7 @@ class HuggingFace(PartitionedData):
 
     def _trained_rows(self) -> Tensor:
         """Return the rows (m,) of the training set on which clients train."""
-        return self._dealt.parts.rows
+        return self._dealt.trained.rows
 
     @property
     def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only

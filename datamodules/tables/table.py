@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, hold_out, in_order
+from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, count_new, hold_out, in_order, new_last
 from fl_lightning.datamodules.base.domains import batches_by_domain, check_left_out, left_out_names
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
@@ -153,7 +153,7 @@ class Table(FederatedDataModule):
     @cached_property
     def num_clients(self) -> int:  # type: ignore[override]  # known on loading only
         """N, the number of distinct values of the client column."""
-        return len(self._dealt.parts)
+        return len(self._dealt.trained)
 
     @cached_property
     def client_names(self) -> list[str]:  # type: ignore[override]  # known on loading only
@@ -206,7 +206,8 @@ class Table(FederatedDataModule):
         whole_domains, test_domains = self._domains(train, test)
         left_out = whole_domains.isin(self.leave_out).to_numpy()
         whole, train = train, train[~left_out]
-        clients = [ALL] if self.client is None else distinct(train[self.client], self.client)
+        known = [ALL] if self.client is None else distinct(train[self.client], self.client)
+        clients = [known[client] for client in new_last(len(known), self.new_clients, self.seed)]
         parts, kept = (_parts(table, self.client, clients) for table in (train, test))
         if left_out.any():
             test = pd.concat([test, whole[left_out]])  # these rows are no client's
@@ -234,6 +235,7 @@ class Table(FederatedDataModule):
             classes=rows.tensors[1] if classes else None,
             num_classes=len(classes),
             names=[str(value) for value in clients],
+            num_new=count_new(len(clients), self.new_clients),
             kept=evaluated,
             evaluation=test_rows,
             domains=domains.tolist() if self.domain else None,

@@ -31,7 +31,9 @@ def aggregate(orchestrator: Server, hooks: Hooks, cohort: Cohort) -> None:
     with full_float32():
         for change in hooks("aggregate"):
             cohort = change(orchestrator, cohort)
-        _apply(orchestrator, hooks, cohort, _reduce(orchestrator, hooks, cohort))
+        update = _reduce(orchestrator, hooks, cohort)
+        cohort = cohort.by_client()
+        _apply(orchestrator, hooks, cohort, update)
     orchestrator.write_buffers(cohort.buffers)
     derive_buffers(orchestrator.client)
     _refine(orchestrator, hooks, cohort)

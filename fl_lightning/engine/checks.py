@@ -28,7 +28,7 @@ from fl_lightning.engine.devices.strategy import ClientParallelStrategy
 from fl_lightning.engine.federation.clients import names_of, remedy
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.module.params import is_finite
-from fl_lightning.engine.rules.callback import FederatedCallback, Part, overrides
+from fl_lightning.engine.rules.callback import FederatedCallback, Monitor, Part, is_anonymous, overrides
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.errors import ConfigurationError, TrainingError, check_at_least, check_choice
 from fl_lightning.lightning_private import synchronizes_batchnorm
@@ -200,6 +200,8 @@ def check_chain(rules: Sequence[FederatedCallback]) -> None:
             reasons.append(f"{first} uses no weights, so {second} does nothing; keep one")
         if "reduction" in second_settles and first_settles & {"weights", "shrinking"}:
             reasons.append(f"{second} uses no weights, so {first} does nothing; keep one")
+        if first_rule.groups and not is_anonymous(second_rule) and not isinstance(second_rule, Monitor):
+            reasons.append(f"{first} hands on means of several clients, not single ones; put {second} before {first}")
         if reasons:
             raise ConfigurationError(f"{first} and {second} do not go together: {reasons[0]}")
 

@@ -57,7 +57,7 @@ from fl_lightning.engine.states.sent import SentState
 from fl_lightning.engine.training.in_lockstep.trainer import choose_training
 from fl_lightning.engine.training.local_data import LocalData
 from fl_lightning.engine.training.local_training import LocalTraining
-from fl_lightning.engine.training.one_by_one import ClientTraining, OneByOne
+from fl_lightning.engine.training.one_by_one import ClientTraining, Model, OneByOne, Visit
 from fl_lightning.engine.training.optimizers import RoundRates
 from fl_lightning.engine.training.repetition import OnHiddenState, Repetition
 from fl_lightning.engine.updates.store import bytes_in, usual_limit
@@ -80,6 +80,7 @@ class Fit:
         rates: the clients' learning rates, round by round.
         training: trains the clients of a batch, one after another or in lock-step.
         repetition: trains the first client of the fit a second time.
+        visits: trains new clients, which no monitor sees.
         policy: where the updates lie, and which are left out.
         dtype: torch's default dtype when the fit began.
         round: the current round; None between two rounds.
@@ -92,6 +93,7 @@ class Fit:
     rates: RoundRates
     training: ClientTraining
     repetition: Repetition
+    visits: OneByOne
     policy: Policy
     dtype: torch.dtype
     round: Round | None = None
@@ -309,7 +311,7 @@ class FederatedOrchestrator(ClientHost):
             self.data.dealing, group_size=training.group_size, in_order=policy.sums_after is not None
         )
         self._train_again = alone.train_again
-        self._fit = Fit(hooks, data, rates, training, repetition, policy, dtype)
+        self._fit = Fit(hooks, data, rates, training, repetition, alone.without_monitors(), policy, dtype)
         self._open_states(folder)
         if not is_finite(self.params):
             raise ConfigurationError(
@@ -403,6 +405,14 @@ class FederatedOrchestrator(ClientHost):
         if self._fit is None or not self._fit.hooks.defines(*START_HOOKS, "personal"):
             return None
         return self._fit.hooks.personal
+
+    @override
+    def train_new(self, client: int, epochs: int) -> tuple[Model, Model] | None:
+        fit = self._fit_now
+        state = ModuleState(self.client, self._state)
+        visit = Visit(self.round, self.params.clone(), state, fit.rates.factors(self.round))
+        with isolated(self.device), default_dtype(fit.dtype):
+            return fit.visits.train_new(visit, client, epochs)
 
     # A round
 

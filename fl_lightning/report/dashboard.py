@@ -65,7 +65,7 @@ SECTIONS = (
     ),
     Section(
         "Clients",
-        ("clients", "personal", "held_out", "own", "cohort"),
+        ("clients", "personal", "held_out", "own", "new", "new_tuned", "cohort"),
         "Values of single clients, and accuracy on the examples that clients hold out: runs with ClientMonitor or "
         "PersonalEvaluation.",
     ),

@@ -33,7 +33,7 @@ SECTIONS = {
     "updates": ("Updates", ("updates",)),
     "fedlaw": ("Learned aggregation", ("fedlaw",)),
     "curvature": ("Curvature", ("hessian",)),
-    "personal": ("Examples that clients hold out", ("personal", "held_out", "own")),
+    "personal": ("Examples that clients hold out", ("personal", "held_out", "own", "new", "new_tuned")),
     "participation": ("Participation", ("clients",)),
     "traffic": ("Communication", ("bytes",)),
     "other": ("Other measures", ()),

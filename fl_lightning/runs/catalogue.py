@@ -63,7 +63,8 @@ AFTER: Final = "_after"  # ends the name of a metric of the updates as rules hav
 # Groups in the order in which reports show them; "" stands for all that are not named here.
 GROUPS: Final = (
     *("val", "train", "global_train", "test", "conflict", "coherence", "updates", "fedlaw", "clients", "personal"),
-    *("held_out", "own", "domain", "cohort", "weights", "imbalance", "hessian", "parameters", "", "bytes", "time"),
+    *("held_out", "own", "new", "new_tuned", "domain", "cohort", "weights", "imbalance", "hessian", "parameters", ""),
+    *("bytes", "time"),
 )
 LOADER: Final = re.compile(r"/dataloader_idx_\d+$")  # which Lightning adds where there are several data loaders
 

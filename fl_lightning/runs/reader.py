@@ -189,7 +189,7 @@ class Run:
         names = self._partition.get(NAMES)
         if names is None:
             return None
-        if names.shape != self._partition["sizes"].shape:
+        if names.ndim != 1 or len(names) < len(self._partition["sizes"]):  # those of new clients come last
             raise ConfigurationError(
                 f"{array_file(self.folder, 'partition')} must hold a name for each client, got {names.shape} names: "
                 f"delete it, or {MEND}"

@@ -14,7 +14,9 @@ from lib.rules import (
     CORRECTIONS,
     ELSEWHERE,
     FITTED,
+    GROUPERS,
     REDUCERS,
+    REFINERS,
     SERVER_RULES,
     SHRINKERS,
     STEPPERS,
@@ -27,7 +29,11 @@ from lib.rules import (
 from lib.toy import train
 
 from fl_lightning import ConfigurationError
+from fl_lightning.callbacks import Bucketing
 
+# They read updates and weights, and do not ask whose these are.
+ANONYMOUS = {"Krum", "Multi-Krum", "GeometricMedian", "DnC", "NormClipping", "NormClipping, fixed"}
+ANONYMOUS |= {"NearestNeighbourMixing", "CoordinateMedian", "TrimmedMean", "CentredClipping", "Bulyan"}
 LOSSES = frozenset({"FocalLoss", "FedLC", "FedRS"})
 
 
@@ -43,10 +49,12 @@ def why_not(first: str, second: str) -> str | None:
         return "replace the weighted sum"
     if len(both & STEPPERS.keys()) == 2:
         return "settle the server's step"
-    if first in weighs and second in CORRECTIONS | WEIGHTINGS:
+    if first in weighs and second in CORRECTIONS | WEIGHTINGS | GROUPERS:
         return "weighs the updates as they are"
     if both & REDUCERS.keys() and both & (weighs | SHRINKERS).keys():
         return "uses no weights"
+    if first in GROUPERS and second not in ANONYMOUS | STEPPERS.keys() | REFINERS.keys():
+        return "hands on means of several clients"
     return None
 
 
@@ -83,6 +91,8 @@ def check_two_clients(first: str, second: str) -> None:
 def check_two_servers(first: str, second: str) -> None:
     """They run, or are refused in one line that names both and says why."""
     rules: Any = SERVER_RULES[first](), SERVER_RULES[second]()
+    if first in GROUPERS and second in ("Krum", "Multi-Krum"):
+        rules = Bucketing(1), rules[1]  # Krum needs five updates of six clients
     reason = why_not(first, second)
     if reason is None:
         assert run(*rules).params.isfinite().all()
@@ -161,7 +171,7 @@ def test_some_chains_are_refused_and_most_are_not() -> None:
 
 
 def test_the_witnesses_are_of_all_kinds() -> None:
-    """Eight kinds of server rules in both orders, each kind with itself where it has two rules; every refusal."""
+    """Nine kinds of server rules in both orders, each kind with itself where it has two rules; every refusal."""
     found = witnesses(SERVER_PAIRS, BY_KIND)
     alone = [kind for kind in BY_KIND if len({type(make()) for make in kind.values()}) == 1]
     assert len(found) == len(BY_KIND) ** 2 - len(alone)

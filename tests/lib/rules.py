@@ -18,6 +18,7 @@ from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrches
 from fl_lightning.callbacks import (
     APFL,
     MOON,
+    Bucketing,
     Bulyan,
     CAGrad,
     CentredClipping,
@@ -28,6 +29,7 @@ from fl_lightning.callbacks import (
     FedAdagrad,
     FedAdam,
     FedALA,
+    FedAMP,
     FedAsync,
     FedAvg,
     FedAvgM,
@@ -41,6 +43,7 @@ from fl_lightning.callbacks import (
     FedFV,
     FedGAM,
     FedGAMCV,
+    FedLAG,
     FedLAW,
     FedMGDAPlus,
     FedNova,
@@ -57,6 +60,7 @@ from fl_lightning.callbacks import (
     Krum,
     LastLosses,
     LocalPart,
+    NearestNeighbourMixing,
     NormClipping,
     PCGrad,
     PerFedAvg,
@@ -81,7 +85,9 @@ CORRECTIONS: dict[str, Make] = {
     "FedFV": FedFV,
     "NormClipping": NormClipping,
     "NormClipping, fixed": lambda: NormClipping(0.5),
+    "NearestNeighbourMixing": lambda: NearestNeighbourMixing(2),
 }
+GROUPERS: dict[str, Make] = {"Bucketing": Bucketing}
 WEIGHERS: dict[str, Make] = {
     "FedMGDAPlus": FedMGDAPlus,
     "CAGrad": CAGrad,
@@ -144,6 +150,8 @@ def personal_rules(head: str) -> dict[str, Make]:
         "FedROD": lambda: FedROD([head]),
         "FineTuning": FineTuning,
         "FedALA": lambda: FedALA([head]),
+        "FedAMP": lambda: FedAMP(0.1, 5.0),
+        "FedLAG": lambda: FedLAG(2, 1),
     }
 
 
@@ -182,7 +190,7 @@ def _add_the_rest() -> None:
                 kind[rule.__name__] = make
 
 
-BY_KIND = (WEIGHTINGS, CORRECTIONS, WEIGHERS, FITTED, SHRINKERS, REDUCERS, STEPPERS, REFINERS)
+BY_KIND = (WEIGHTINGS, CORRECTIONS, GROUPERS, WEIGHERS, FITTED, SHRINKERS, REDUCERS, STEPPERS, REFINERS)
 NAMED = {type(make()) for rules in (*BY_KIND, CLIENT_RULES) for make in rules.values()}
 NAMED |= {FedAsync, FedBuff, LastLosses}  # run with an ArrivalSampler alone, or with PowerOfChoice
 _add_the_rest()

@@ -14,7 +14,19 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
 from fl_lightning import FederatedOrchestrator
-from fl_lightning.callbacks import ALIE, IPM, QSGD, GaussianAttack, RandomK, ScalingAttack, SignFlip, SignSGD, TopK
+from fl_lightning.callbacks import (
+    ALIE,
+    IPM,
+    QSGD,
+    GaussianAttack,
+    Mimic,
+    MinMax,
+    RandomK,
+    ScalingAttack,
+    SignFlip,
+    SignSGD,
+    TopK,
+)
 from fl_lightning.datamodules import Tensors
 from fl_lightning.models import ImageClassifier
 from lib.rules import CLIENT_RULES, SERVER_RULES, Make, personal_rules
@@ -38,6 +50,8 @@ OTHERS: dict[str, Callable[[], Callback]] = {
     "ALIE": lambda: ALIE(2),
     "GaussianAttack": lambda: GaussianAttack(2),
     "IPM": lambda: IPM(2),
+    "Mimic": lambda: Mimic(2),
+    "MinMax": lambda: MinMax(2),
     "ScalingAttack": lambda: ScalingAttack(2),
     "SignFlip": lambda: SignFlip(2),
     "TopK": lambda: TopK(0.2),

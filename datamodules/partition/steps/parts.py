@@ -44,6 +44,15 @@ class Parts(Sequence[Tensor]):
         end = int(self._ends[client])
         return self.rows[end - int(self.sizes[client]) : end]
 
+    def in_order(self, clients: Sequence[int]) -> "Parts":
+        """Return the parts of some clients, in their order."""
+        return Parts.of([self[client] for client in clients])
+
+    def first(self, count: int) -> "Parts":
+        """Return the parts of the first clients."""
+        sizes = self.sizes[:count]
+        return Parts(self.rows[: int(sizes.sum())], sizes)
+
     def among(self, rows: Tensor) -> "Parts":
         """Return the same parts of other examples: index i becomes entry i of ``rows``."""
         return Parts(rows[self.rows], self.sizes)

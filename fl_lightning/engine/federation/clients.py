@@ -30,8 +30,10 @@ class ClientData(LightningDataModule):
     """Holds the clients: their names, their training examples, and the batches on which they train.
 
     Attributes:
-        num_clients: N, the number of clients.
-        client_names: N different names of the clients, for messages, tables and plots; None for numbers alone.
+        num_clients: N, the number of clients that train.
+        num_new: number of clients that never train, whose numbers are N, N + 1, …
+        client_names: different names of the clients, the new ones last, for messages, tables and plots; None for
+            numbers alone.
         leave_out: names of the domains that do not train.
         batch_size: number of examples in a client's batch.
         num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
@@ -42,6 +44,7 @@ class ClientData(LightningDataModule):
     """
 
     num_clients: int
+    num_new: int = 0
     client_names: Sequence[str] | None = None
     leave_out: Sequence[str] = ()
     batch_size: int
@@ -94,8 +97,16 @@ class ClientData(LightningDataModule):
         check_at_least(1, num_clients=self.num_clients)
         return torch.tensor([self.client_num_samples(k) for k in range(self.num_clients)])
 
+    def size_of(self, client: int) -> int:
+        """Return a client's number of training examples; of a new client, that of those that it may learn from."""
+        return int(self.sizes[client]) if client < self.num_clients else self.client_num_samples(client)
+
     def class_counts(self) -> Tensor | None:
         """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
+        return None
+
+    def new_class_counts(self) -> Tensor | None:
+        """Return the numbers (num_new, C) of new clients' examples, as :meth:`class_counts`."""
         return None
 
     def fingerprint(self) -> str:
@@ -202,10 +213,11 @@ def names_of(data: ClientData) -> list[str] | None:
     given = data.client_names
     if given is None:
         return None
-    if isinstance(given, str) or len(given) != data.num_clients:
+    count = data.num_clients + data.num_new
+    if isinstance(given, str) or len(given) != count:
         got = repr(given) if isinstance(given, str) else f"{len(given):,}"
         raise ConfigurationError(
-            f"expected client_names to be {data.num_clients:,} names, one for each client, got {got}: correct them"
+            f"expected client_names to be {count:,} names, one for each client, got {got}: correct them"
         )
     names = [str(name) for name in given]
     (name, times), *_ = Counter(names).most_common(1)

@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import torch
@@ -261,6 +261,17 @@ def _refuse_overlaps(module: nn.Module, named: Sequence[tuple[str, Tensor]]) -> 
                 f"{name} and {other} of {type(module).__name__} share memory, but are two parameters (as .data = … "
                 "makes them): register the same parameter in both places"
             )
+
+
+def layers(module: nn.Module) -> Iterator[tuple[str, int]]:
+    """Yield a module's layers in the order of its parameters: each layer's name and number of trainable parameters.
+
+    A layer has the name of the submodule that holds its parameters. A parameter that the module itself holds is a layer
+    of its own, under the parameter's name.
+    """
+    trained = [(name, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
+    for layer, parameters in groupby(trained, lambda named: named[0].rpartition(".")[0] or named[0]):
+        yield layer, sum(size for _, size in parameters)
 
 
 def is_finite(vector: Tensor) -> bool:

@@ -107,6 +107,14 @@ class FederatedCallback(Callback):
     #: Callbacks without server hooks read none; a rule that changes weights must also define :meth:`stream_weights`.
     streams: ClassVar[bool] = False
 
+    #: Whether ``aggregate`` and ``reduce`` serve means of several clients in the place of single updates (B rows of
+    #: ``weights`` and ``mixing``, which need not be K): they read weights and updates, and not whose those are.
+    anonymous: ClassVar[bool] = False
+
+    #: Whether ``aggregate`` may return means of several clients in the place of single updates: with B <= K rows of
+    #: ``weights`` and ``mixing``. Rules that come later must be ``anonymous``.
+    groups: ClassVar[bool] = False
+
     #: Whether the rule moves the global model in a round without an update, too: its ``aggregate`` then gets a cohort
     #: of no clients, as whose sum the ``update`` hooks see what it has ``added``.
     steps_alone: ClassVar[bool] = False
@@ -332,6 +340,12 @@ def streams(callback: FederatedCallback, hooks: Sequence[str] = SERVER_HOOKS) ->
     """Tell whether none of a callback's hooks in ``hooks`` reads single updates."""
     own = [hook for hook in hooks if overrides(callback, hook)]
     return callback.reduce is None and (not own or declares(callback, "streams", own))
+
+
+def is_anonymous(callback: FederatedCallback) -> bool:
+    """Tell whether no hook of a callback that acts before the sum needs to know whose updates it gets."""
+    own = [hook for hook in ("aggregate", "reduce") if overrides(callback, hook)]
+    return not own or declares(callback, "anonymous", own)
 
 
 @contextmanager

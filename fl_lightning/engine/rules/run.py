@@ -90,7 +90,7 @@ class LocalRun:
         self.round = round
         self.anchor = anchor
         self.work = work
-        self.num_samples = int(data.sizes[client])
+        self.num_samples = data.size_of(client)
         self.proximal = 0.0
         self.epoch = 0
         self.global_step = 0

@@ -140,6 +140,26 @@ class Server(LightningModule):
             raise ConfigurationError(NO_FIT)
         return self._train_again(run, start, before_step, epochs)
 
+    def train_new(self, client: int, epochs: int) -> tuple[tuple[Tensor, Buffers], tuple[Tensor, Buffers]] | None:
+        """Train a client that never takes part from the global model, for monitors in ``on_round_end``.
+
+        The client trains as in its first round, with the rules' hooks and this round's rates, for other epochs;
+        neither rules nor monitors keep anything of it.
+
+        Args:
+            client: the client's number, from ``data.num_clients`` on.
+            epochs: number of local epochs.
+
+        Returns:
+            Parameters (P,) and buffers that the client starts from; and those that serve it then, what a rule's
+            ``personal`` makes, else the model with which its training ended. None if the training fails, as a line
+            says.
+
+        Raises:
+            ConfigurationError: no fit is going on.
+        """
+        raise ConfigurationError(NO_FIT)
+
     @property
     def params(self) -> Tensor:
         """(P,) the live trainable parameters of the global model; while a client trains, the client's parameters."""

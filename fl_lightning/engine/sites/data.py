@@ -45,12 +45,18 @@ class _Placed(FederatedData):
     in_rows = False  # batches come from ``own``, by its numbers of clients
     by_example = False
     client_label = ClientData.client_label
+    num_new = 0
 
     # ``super().__init__()`` would set anew what ``own`` has set.
     def __init__(
         self, own: FederatedData, sizes: Tensor, names: Sequence[str] | None, here: Iterable[str] = ()
     ) -> None:
         vars(self).update(_here=defined_in(type(self)).union(here))
+        if getattr(own, "new_clients", 0):
+            raise ConfigurationError(
+                f"expected all clients to train where they lie at sites of their own, got new_clients="
+                f"{own.new_clients}: leave data.new_clients out"  # type: ignore[attr-defined]  # of data that are dealt
+            )
         vars(self).update(own=own, sizes=sizes, num_clients=len(sizes), _names=names)
 
     @override

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -13,12 +15,13 @@ from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import busy
 from fl_lightning.engine.module.failures import RuleError, error_text, guard_hook
+from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.round import ClientsRound, Round
-from fl_lightning.engine.rules.callback import SENT_HOOKS, START_HOOKS
+from fl_lightning.engine.rules.callback import SENT_HOOKS, START_HOOKS, attributes_kept, sealed_states
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.engine.rules.work import Work
+from fl_lightning.engine.rules.work import Factors, Work
 from fl_lightning.engine.training.local_data import LocalData
 from fl_lightning.engine.training.local_training import LocalTraining
 from fl_lightning.engine.updates.cohort import ClientResult
@@ -26,6 +29,7 @@ from fl_lightning.errors import ConfigurationError, is_exhaustion
 from fl_lightning.seeding import derive, isolated, seed_globals
 
 AGAIN = "again"  # names the draws of a client's second training
+Model = tuple[Tensor, Buffers]
 
 
 class KeptWay(NamedTuple):
@@ -67,6 +71,23 @@ def stops(error: Exception) -> bool:
     return isinstance(error, ConfigurationError) or is_exhaustion(error)
 
 
+@dataclass
+class Visit:
+    """Stands for the round while a new client trains, which sends nothing; see :class:`ClientsRound`."""
+
+    number: int
+    anchor: Tensor
+    state: ModuleState
+    factors: Factors
+
+    def take(self, models: Tensor, results: Sequence[ClientResult], losses: Any = None, less: bool = False) -> None:
+        """Take in nothing."""
+
+    def leave_out(self, client: int, reason: str, error: Exception | None = None) -> None:
+        """Say that the client's training has failed."""
+        warnings.warn(f"round {self.number}: new client {client} is left out: {reason}", stacklevel=2)
+
+
 class OneByOne:
     """Trains clients one after another; between two clients, the module holds the global model.
 
@@ -97,6 +118,41 @@ class OneByOne:
         """Train clients of a round, and put the global model back after each."""
         for client in clients:
             self._train(round, client)
+
+    def without_monitors(self) -> OneByOne:
+        """Return another that trains clients in the same way, and that no monitor sees."""
+        other = copy(self)
+        local, rules = self.local, self.hooks.rules
+        other.watch = None
+        other.hooks = Hooks(self.orchestrator, rules)
+        other.local = LocalTraining(local.module, local.flat, local.settings, local.trainer, rules)
+        return other
+
+    def train_new(self, visit: Visit, client: int, epochs: int) -> tuple[Model, Model] | None:
+        """Train a client that no round has, and forget it; see :meth:`Server.train_new`."""
+        orchestrator = self.orchestrator
+        rules = self.hooks.rules
+        work = replace(self.data.work(client, visit.number), epochs=epochs, steps=None)
+        models: tuple[Model, Model] | None = None
+        train_again, orchestrator._train_again = orchestrator._train_again, self.train_again
+        with attributes_kept(rules), self.leaving_out(visit, client):
+            with sealed_states(rules), self.training_of(visit, client, work=work) as run:
+                start = run.anchor, visit.state.buffers if run.start_buffers is None else run.start_buffers
+                self.local.train(run, partial(self.data.batches, client, visit.number))
+                for hook in self.hooks("on_client_end"):
+                    hook(orchestrator, run)
+                for part in self.hooks.parts:
+                    part.keep(run, run.params - run.anchor)
+                end = run.params.clone(), run.buffers
+            if self.hooks.defines("personal"):
+                for rule in rules:  # as they will be in the block alone
+                    stays = {name: value for (key, name), value in run.stays.items() if key == rule.state_key}
+                    if stays:
+                        rule.state = ChainMap({f"{name}/{client}": stays[name] for name in stays}, rule.state)
+                end = self.hooks.personal(client)
+            models = start, end
+        orchestrator._train_again = train_again
+        return models
 
     def _train(self, round: ClientsRound, client: int) -> None:
         busy(self.orchestrator.trainer, f"client {self.data.datamodule.client_label(client)} of round {round.number}")
@@ -174,20 +230,23 @@ class OneByOne:
         return update, result
 
     @contextmanager
-    def training_of(self, round: ClientsRound, client: int, start: Tensor | None = None) -> Iterator[LocalRun]:
+    def training_of(
+        self, round: ClientsRound, client: int, start: Tensor | None = None, work: Work | None = None
+    ) -> Iterator[LocalRun]:
         """Let a client begin its training, to be continued inside a ``with`` block; then put the global model back.
 
         Args:
             round: the round.
             client: the client's id.
             start: (P,) parameters to start from, by default those of ``run.anchor``.
+            work: the client's work, by default that of the round.
         """
         orchestrator = self.orchestrator
         run = None
         self._round = round
         seed_globals(derive(orchestrator.seed, "client", round.number, client), orchestrator.device)
         try:
-            run = self.new_run(round, client)
+            run = self.new_run(round, client, work)
             self.enter(run)
             if start is not None:
                 orchestrator.params.copy_(start)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
-from copy import copy
 from functools import partial
 from typing import Literal
 
@@ -16,9 +15,7 @@ from fl_lightning.engine.module.failures import error_text
 from fl_lightning.engine.module.hidden import fingerprints
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.callback import attributes_kept
-from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
-from fl_lightning.engine.training.local_training import LocalTraining
 from fl_lightning.engine.training.one_by_one import OneByOne, stops
 from fl_lightning.engine.training.outcome import Outcome
 from fl_lightning.errors import ConfigurationError
@@ -46,13 +43,8 @@ class Repetition:
         self._is_due = on_hidden_state != "off"
         if self._is_due:
             alone.watch = partial(self._keep, alone)
-        local = alone.local
-        rules = alone.hooks.rules
-        self._rules = rules
-        self._alone = copy(alone)
-        self._alone.watch = None
-        self._alone.hooks = Hooks(alone.orchestrator, rules)
-        self._alone.local = LocalTraining(local.module, local.flat, local.settings, local.trainer, rules)
+        self._rules = alone.hooks.rules
+        self._alone = alone.without_monitors()
 
     def _keep(self, alone: OneByOne, run: LocalRun) -> None:
         self._first = run.client, Outcome.of(run)

@@ -94,7 +94,8 @@ class Cohort:
         learning_rates: (K,) η_k, the clients' learning rates: a constant gradient of 1 would have moved each parameter
             of client k by η_k ‖a_k‖₁.
         weights: (K,) aggregation weights, float64.
-        mixing: (K, K) float64; row k combines the original updates into client k's corrected update.
+        mixing: (K, K) float64; row k combines the original updates into client k's corrected update. After a rule that
+            groups clients, B rows stand for B groups, and ``weights`` are theirs.
         shrinking: factor γ of the new model γ·(w + weights @ mixing @ deltas) (FedLAW).
         added: (P,) what rules have added to the sum by :meth:`plus`; None for nothing.
         buffers: buffers and frozen parameters of the new global model: the mean weighted by n_k of float tensors, the
@@ -232,6 +233,13 @@ class Cohort:
     def corrected(self, combination: Tensor) -> Self:
         """Return a copy whose corrected updates are ``combination`` (K, K) times the present corrected updates."""
         return self.replace(mixing=combination @ self.mixing)
+
+    def by_client(self) -> Self:
+        """Return a copy with a weight and an update for each client, and the same sum, where rows stand for several."""
+        if len(self.weights) == len(self.clients):
+            return self
+        size = len(self.clients)
+        return self.replace(weights=self.weights @ self.mixing, mixing=torch.eye(size, dtype=torch.float64))
 
     def plus(self, vector: Tensor) -> Self:
         """Return a copy to whose sum a vector (P,) is added, such as noise."""

@@ -36,7 +36,7 @@ BUBBLE_CLIENTS = 100  # largest number of clients in a bubble plot
 NARROW_CLIENTS = 40  # largest number of clients in a bubble plot of half the page's width
 LONGEST_SPARK, SHORTEST_SPARK = 40, 8  # points of a sparkline
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # heights of a sparkline's points
-ITEMS = "(?:clients|personal|held_out|own)/.*|fedlaw/weight"
+ITEMS = "(?:clients|personal|held_out|own|new|new_tuned)/.*|fedlaw/weight"
 ACCURACY = ("held_out/top1", "clients/top1")  # the first one that a run has is a client's accuracy
 
 
@@ -105,8 +105,8 @@ def _facts(run: Run) -> dict[str, pd.Series]:
             columns["main class"] = pd.Series(arrays["counts"].argmax(1))
     rounds = {}
     for prefix in _prefixes(run):
-        # These models are evaluated on all clients, whether they take part in the round or not.
-        if not prefix.startswith(("held_out/", "personal/")):
+        # These models are evaluated on clients that do not take part in the round, too.
+        if not prefix.startswith(("held_out/", "personal/", "new/", "new_tuned/")):
             rounds[prefix] = run.items(prefix).count()
     if rounds:
         columns["rounds"] = pd.DataFrame(rounds).max(axis=1)

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 import torch
 from lib.hand_made import apply
+from lib.rules import run
 from lib.toy import UPDATES, close
-from torch import Tensor
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
 
-from fl_lightning.callbacks import ConflictMonitor, FedAvg, FedNova, GradientHarmonization
+from fl_lightning import ConfigurationError
+from fl_lightning.callbacks import ConflictMonitor, FedAvg, FedNova, GradientHarmonization, Krum
 
 G1, G2, G3 = torch.tensor(UPDATES, dtype=torch.float64)  # ‖g‖² = 4, 2, 5; g₁·g₂ = g₁·g₃ = -2, g₂·g₃ = -1
 # An update h that conflicts with g becomes h + (-h·g)/‖g‖² g. The paper projects off the updates as sent.
@@ -121,3 +124,31 @@ def test_random_order_depends_on_seed_and_round_alone() -> None:
     assert all(map(torch.equal, first, drawn(1, ConflictMonitor())))
     assert not close(first[0], first[1])
     assert not close(first[0], other[0])
+
+
+class TwoLayers(LightningModule):
+    """Three parameters in the first layer, two in the second, all of them 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 1).double(), nn.Linear(1, 1).double()
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+
+@pytest.mark.parametrize("variant", ["paper", "slides"])
+@pytest.mark.parametrize("before", [[], [FedAvg("uniform")], [FedNova()]])
+def test_by_layer_each_layer_is_harmonised_alone(variant: Any, before: list[Any]) -> None:
+    """Both layers' parts meet the others in one random order, as each would alone."""
+    wide = torch.randn(4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    settings: Any = {"samples": [1, 1, 2, 3], "steps": [1, 2, 1, 4]}
+    step, capture = apply(wide, *before, GradientHarmonization(variant, layers=True), client=TwoLayers(), **settings)
+    parts = [apply(part, *before, GradientHarmonization(variant), **settings)[0] for part in (wide[:, :3], wide[:, 3:])]
+    assert close(step, torch.cat(parts))
+    assert not close(step, apply(wide, *before, GradientHarmonization(variant), **settings)[0], 1e-3)
+    assert close(capture.cohort.gram, wide @ wide.T)
+
+
+def test_by_layer_with_weights_of_another_rule_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="GradientHarmonization uses no weights, so Krum does nothing"):
+        run(GradientHarmonization(layers=True), Krum(1))

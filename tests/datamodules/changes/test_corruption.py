@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_lightning.datamodules import Corruption, LabelFlip, LabelSwap
+from fl_lightning.datamodules import Backdoor, Corruption, LabelFlip, LabelSwap, Tensors
 from fl_lightning.errors import ConfigurationError
 
 
@@ -141,3 +141,68 @@ def test_many_clients() -> None:
 def test_refusals(make: Callable[[], Corruption], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         corrupt(make(), torch.zeros(4, dtype=torch.int64), [torch.arange(4)])
+
+
+def test_a_backdoor_by_hand() -> None:
+    """One of two clients stamps half of its four images, and labels them as 2: the first as often as the second."""
+    labels, parts = torch.tensor([0, 1, 0, 1] * 2), [torch.arange(4), torch.arange(4, 8)]
+    rule = Backdoor(0.5, target=2, images=0.5)
+    firsts = 0
+    for seed in range(200):
+        after = corrupt(rule, labels, parts, 3, seed)
+        rows = (after == 2).nonzero().flatten()
+        assert torch.equal(rows, rule.rows_to_change(parts, np.random.default_rng(seed)).sort().values)
+        assert len(rows) == 2
+        assert len({int(row) // 4 for row in rows}) == 1
+        assert torch.equal(after[after != 2], labels[after != 2])
+        firsts += int(rows[0] < 4)
+    assert firsts / 200 == pytest.approx(0.5, abs=5 * math.sqrt(1 / 4 / 200))
+
+
+def test_the_square_is_in_the_lower_right_corner() -> None:
+    images = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
+    stamped = Backdoor(0.5, target=0, size=2).stamp(images)
+    assert not images.any()
+    assert (stamped[:, :, 2:, 2:] == 255).all()
+    assert int((stamped > 0).sum()) == 3 * 4
+
+
+def stamped_data(**settings: object) -> Tensors:
+    images = torch.full((40, 1, 4, 4), 7, dtype=torch.uint8), torch.arange(40) % 4
+    given = {"num_clients": 4, "num_classes": 4, "batch_size": 4, "mean": (0.5,), "std": (0.5,)}
+    data = Tensors(train=images, test=images, **{**given, **settings})  # type: ignore[arg-type]
+    data.setup("fit")
+    return data
+
+
+def examples_of(data: Tensors, client: int) -> list[Tensor]:
+    """A client's images and labels."""
+    examples = list(data.client_dataset(client))  # type: ignore[call-overload]  # every shipped dataset has a length
+    return [torch.stack([torch.as_tensor(value) for value in column]) for column in zip(*examples, strict=True)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"held_out": 0.2}, {"train_examples": 28}])
+def test_stamped_images_are_those_with_the_label(settings: dict[str, object]) -> None:
+    """Half of the images of two clients of four, whose labels are otherwise their own; test images stay."""
+    plain = stamped_data(**settings)
+    data = stamped_data(corruption=Backdoor(0.5, target=3, images=0.5, size=2), **settings)
+    attackers = 0
+    for client in range(4):
+        before, after = examples_of(plain, client), examples_of(data, client)
+        stamped = (after[0] == 255).flatten(1).any(1)
+        assert (after[1][stamped] == 3).all()
+        assert torch.equal(after[1][~stamped], before[1][~stamped])
+        assert torch.equal(after[0][~stamped], before[0][~stamped])
+        attackers += bool(stamped.any())
+    assert attackers == 2
+    for images, _ in data.test_dataloader():
+        assert (images == 7).all()
+
+
+def test_a_backdoor_needs_images_and_a_class() -> None:
+    with pytest.raises(ConfigurationError, match=r"^expected Backdoor's target from 0 to 3, got 4: choose another c"):
+        stamped_data(corruption=Backdoor(0.5, target=4)).client_dataset(0)
+    with pytest.raises(ConfigurationError, match=r"^expected uint8 images .* of at least 5 pixels for Backdoor, got t"):
+        stamped_data(corruption=Backdoor(0.5, target=1, size=5)).client_dataset(0)
+    with pytest.raises(ConfigurationError, match=r"images must be in \[0, 1\], got 2.0"):
+        Backdoor(0.5, target=1, images=2.0)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from time import monotonic
 
+import torch
+
 from fl_lightning.engine.round import Outgoing, Round
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.sites.elsewhere import Elsewhere
@@ -15,7 +17,7 @@ from fl_lightning.engine.sites.facts import LEAST
 from fl_lightning.engine.sites.messages import Expected, pack_outgoing, pack_tensors, unpack_incoming
 from fl_lightning.engine.sites.secure.sums import Sum
 from fl_lightning.engine.sites.sites import Sites
-from fl_lightning.errors import TrainingError
+from fl_lightning.errors import ConfigurationError, TrainingError
 
 
 class SummedElsewhere(Elsewhere):
@@ -69,10 +71,16 @@ class SummedElsewhere(Elsewhere):
     def _ask(self, round: Round, chosen: Sequence[int]) -> dict[int, Outgoing]:
         """Send the model to the sites of the set, with the names and keys of all; return what was sent, by client."""
         shown = self._sites.shown_by(chosen)
-        params = pack_tensors({"params": round.anchor})
+        first = round.outgoing(chosen[0])
+        params = pack_tensors({"params": first.params})
         asked: dict[int, Outgoing] = {}
         for client in chosen:
             outgoing = replace(round.outgoing(client), together=shown)
+            if not _start_alike(outgoing, first):
+                raise ConfigurationError(
+                    f"a rule starts clients {chosen[0]} and {client} from different models, but secure aggregation "
+                    "needs one start for all: leave the rule out, or set network.secure_aggregation to false"
+                )
             message = pack_outgoing(outgoing, params, self._sites.known_at(client))
             try:
                 self._sites.send(client, message)
@@ -154,3 +162,9 @@ class SummedElsewhere(Elsewhere):
         named = ", ".join(self._server.data.client_label(client) for client in failed)
         reason = next(iter(failed.values()))
         round.skipped = f"client {named}: {reason}; the next round goes without, and nobody is asked a second time"
+
+
+def _start_alike(one: Outgoing, other: Outgoing) -> bool:
+    """Tell whether two clients start from the same model."""
+    pairs = zip((one.params, *one.buffers), (other.params, *other.buffers), strict=True)
+    return all(mine is its or (mine is not None and its is not None and torch.equal(mine, its)) for mine, its in pairs)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_lightning.engine.policy import Policy
 from fl_lightning.engine.round import Outgoing
-from fl_lightning.engine.rules.callback import SERVER_HOOKS, FederatedCallback, Monitor, overrides, streams
+from fl_lightning.engine.rules.callback import SERVER_HOOKS, FederatedCallback, Monitor, streams
 from fl_lightning.engine.rules.declared import stands
 from fl_lightning.engine.sites.facts import LEAST
 from fl_lightning.engine.sites.messages import NAMES, NORMS, Incoming, one_line
@@ -95,8 +95,6 @@ def _needs_more(callback: FederatedCallback) -> str | None:
         return "reads single updates"
     if read := callback.reads - {"examples"}:  # which are read where they lie
         return f"reads the {', '.join(sorted(read))} of each client"
-    if callback.starts_at_server and overrides(callback, "start"):
-        return "starts each client from another model"
     for hook in () if isinstance(callback, Monitor) else SERVER_HOOKS:
         holder = next(kind for kind in type(callback).__mro__ if hook in vars(kind))
         is_own = holder.__module__.partition(".")[0] == "fl_lightning"

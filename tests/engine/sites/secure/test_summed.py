@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from fl_lightning import (
+    Buffers,
     ClientFailure,
     Cohort,
     ConfigurationError,
@@ -31,9 +32,11 @@ from fl_lightning import (
 from fl_lightning.callbacks import (
     ClientDP,
     Ditto,
+    FedACG,
     FedAvg,
     FedAvgM,
     FedBN,
+    FedBuff,
     FedGAM,
     FedNova,
     FedProto,
@@ -86,6 +89,7 @@ CHAINS: dict[str, Chain] = {
     "FedAvg": list,
     "uniform": lambda: [FedAvg("uniform")],
     "FedProx and server momentum": lambda: [FedProx(0.1), FedAvgM(0.5)],
+    "FedACG": lambda: [FedACG()],
     "FedGAM": lambda: [FedGAM()],
     "FedBN": lambda: [FedBN()],
     "Ditto": lambda: [Ditto(0.1)],
@@ -138,6 +142,7 @@ def test_every_callback_does_as_here_or_is_refused(name: str, tmp_path: Path) ->
         (lambda: NormClipping(1.0), "reads the norms of single updates"),
         (lambda: ClientDP(noise_multiplier=1.0), "reads the norms of single updates"),
         (FedProto, "takes the prototypes of each client"),
+        (FedBuff, "starts each client from another model"),
         (PersonalEvaluation, "compares the metrics of single clients"),
     ],
 )
@@ -179,11 +184,21 @@ class ByNorm(ToldHalved):
         return weights / cohort.norms
 
 
+class Apart(FederatedCallback):
+    """Starts each client from another model, and does not say so."""
+
+    starts_at_server = True
+
+    def start(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        return params + client, buffers
+
+
 @pytest.mark.parametrize(
     ("kind", "refused"),
     [
         (Halved, r"^Halved may read values of each client in aggregate \(set reads in its class"),
         (ToldHalved, None),
+        (Apart, "a rule starts clients 0 and 1 from different models, but secure aggregation needs one start for all"),
         (ByNorm, "a callback reads single updates, but updates are summed as they arrive"),
     ],
 )
