@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -143,7 +143,7 @@ def _needs(folder: Path, data: Mapping[str, Any]) -> list[str]:
     facts = read_mapping(folder, SITES).get("facts")
     told = facts[0] if isinstance(facts, list) and facts and isinstance(facts[0], dict) else {}
     normalize = settings.get("normalize", True)
-    scaling = [settings.get("mean"), settings.get("std")]
+    scaling: Sequence[Any] = [settings.get("mean"), settings.get("std")]
     if None in scaling:
         scaling = told.get("scaling") or scaling
     if isinstance(normalize, list | tuple):
