@@ -35,6 +35,7 @@ OF_THE_RUN |= {"rounds_done", "rounds_before", "clients_at_once", "server_settin
 OF_THE_RUN |= {"current_model_state", "averaging_state"}  # Lightning's weight averaging; state_dict holds the average
 HYPER_PARAMETERS = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
 NAME = LightningModule.CHECKPOINT_HYPER_PARAMS_NAME
+PACKAGE = "fl_lightning."  # whose classes are looked at; of others, nothing is imported for a line
 Made = TypeVar("Made", LightningModule, LightningDataModule)
 
 
@@ -84,6 +85,7 @@ def export(
     config = Run(folder).config if folder else {}
     config = {} if NOT_RECORDED in config else config  # of a run from Python, which has no arguments to rely on
     plain = _plain(content, config)
+    needs = _needs(folder, config.get("data") or {}) if folder and config else []
     program = None
     if plain.get(LEFT_OUT) or out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or _init_from(config))):
         module = _load_values(module or _make_module(config, path), plain, config)
@@ -98,7 +100,7 @@ def export(
     if out.suffix == ".ckpt" and not config:
         names = ", ".join(plain.get(HYPER_PARAMETERS, ())) or "none"
         rank_zero_info(f"{out}: hyper-parameters inside: {names}; pass all other arguments to load_from_checkpoint")
-    if folder and config and (needs := _needs(folder, _class_in(config, "data"))):
+    if needs:
         rank_zero_info(f"not in {out}, as it is the data module's: {'; '.join(needs)}")
 
 
@@ -139,6 +141,7 @@ def _needs(folder: Path, data: Mapping[str, Any]) -> list[str]:
         folder: the run folder, which may hold what the sites of a federation have told.
         data: the data module in the run's config.
     """
+    path = str(data.get("class_path"))
     settings = data.get("init_args") or {}
     facts = read_mapping(folder, SITES).get("facts")
     told = facts[0] if isinstance(facts, list) and facts and isinstance(facts[0], dict) else {}
@@ -158,7 +161,7 @@ def _needs(folder: Path, data: Mapping[str, Any]) -> list[str]:
     classes = settings.get("classes") or told.get("class_names")
     if classes:
         needs.append(f"outputs are of the classes {', '.join(map(str, classes))}, in this order")
-    elif hasattr(locate(str(data["class_path"])), "class_names"):
+    elif path.startswith(PACKAGE) and hasattr(locate(path), "class_names"):
         needs.append("outputs are in the order of its class_names")
     return needs
 
