@@ -12,6 +12,7 @@ from fl_lightning.reproduce.benchmark.gains import BASELINE
 from fl_lightning.reproduce.benchmark.page import write_answers
 from fl_lightning.reproduce.benchmark.search import METHOD, short_name, with_rule
 from fl_lightning.reproduce.experiments.choosing import with_options
+from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.experiments.papers import find
 from fl_lightning.reproduce.experiments.scale import at_scale
 from fl_lightning.reproduce.ledger.page import write_ledger
@@ -38,7 +39,8 @@ def command(args: Sequence[str]) -> int:
         experiments = [with_rule(experiment, asked.rule, asked.grid) for experiment in experiments]
         if not runs.subset:  # of the other methods, the results that come with the package are shown
             runs = replace(runs, subset=[f"{METHOD}={BASELINE},{short_name(asked.rule)}"])
-    plain, searched = [], []
+    plain = list[Experiment]()
+    searched = list[Experiment]()
     for experiment in experiments:
         cells = with_options(experiment.cells, runs.options)
         (searched if experiment.tuning else plain).append(replace(experiment, cells=tuple(cells)))

@@ -68,21 +68,19 @@ def rows_of(results: pd.DataFrame, measure: str, tested: list[str] | None = None
     asked = at_once["seeds"].max()
     p_values = at_once["p"].where(at_once.index.isin(tested)) if tested else at_once["p"]
     at_once["p"] = holm(p_values.tolist())
+    both = at_once.assign(gain_twice=at_twice["gain"], half_twice=at_twice["half"])
     rows = []
-    for method, row in at_once.iterrows():
-        name = str(method) if row["seeds"] == asked else f"{method} ({row['seeds']:.0f} of {asked:.0f} searches)"
-        twice = at_twice.loc[method] if method in at_twice.index else None
-        rows.append(
-            [
-                name,
-                fixed(row["level"], 1),
-                points(row["gain"], row["half"]) + (" *" if row["p"] < LEVEL else ""),
-                fixed(row["p"], 3),
-                "" if twice is None else points(twice["gain"], twice["half"]),
-                f"× {fixed(row['up'], 1)}, {fixed(row['down'], 1)}",
-                f"{fixed(row['before'], 2)} → {fixed(row['after'], 2)}",
-            ]
-        )
+    for row in both.reset_index().to_dict("records"):
+        name = row[METHOD]
+        if row["seeds"] < asked:
+            name += f" ({row['seeds']} of {asked} searches)"
+        star = " *" if row["p"] < LEVEL else ""
+        level = fixed(row["level"], 1)
+        gain = points(row["gain"], row["half"])
+        twice = points(row["gain_twice"], row["half_twice"])
+        sent = f"× {fixed(row['up'], 1)}, {fixed(row['down'], 1)}"
+        conflict = f"{fixed(row['before'], 2)} → {fixed(row['after'], 2)}"
+        rows.append([name, level, f"{gain}{star}", fixed(row["p"], 3), twice, sent, conflict])
     return rows
 
 

@@ -104,10 +104,10 @@ def candidates(problem: Problem) -> list[str]:
     return [str(method) for method in known if method != BASELINE][:CANDIDATES]
 
 
-def _cost(problem: Problem, table: pd.DataFrame, method: str) -> tuple[float, int, float]:
+def _cost(problem: Problem, table: pd.DataFrame, method: str) -> tuple[int, float, float]:
     """Order methods by what they need beside FedAvg, what they send, and what they gain."""
-    row = table.loc[method]
-    return len(needs_of(problem, method)), round(row["up"] + row["down"], 1), -row["gain"]
+    sent = table["up"][method] + table["down"][method]
+    return len(needs_of(problem, method)), round(sent, 1), -table["gain"][method]
 
 
 def needs_of(problem: Problem, method: str) -> list[str]:
@@ -155,8 +155,9 @@ def _first_table(answers: Sequence[Answer]) -> str:
 
 def _gain(answer: Answer, method: str, at: int) -> str:
     """Write a candidate's gain at one of the lengths, with a star if it is clear."""
-    row = (answer.once, answer.twice)[at].loc[method]
-    return points(row["gain"], row["half"]) + ("\\*" if answer.p[method][at] < LEVEL else "")
+    table = (answer.once, answer.twice)[at]
+    star = "\\*" if answer.p[method][at] < LEVEL else ""
+    return points(table["gain"][method], table["half"][method]) + star
 
 
 def _advice(answer: Answer) -> list[str]:

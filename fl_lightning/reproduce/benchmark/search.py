@@ -112,7 +112,12 @@ def _best_of(stage: Experiment, runs: RunOptions, count: int) -> tuple[Kept, int
     if results.empty:
         return {}, status
     known = results.dropna(subset=[measure]).sort_values(measure, ascending=False, kind="stable")
-    return {key: list(rows[TRY][:count]) for key, rows in known.groupby([METHOD, "seed"], sort=False)}, status
+    kept = dict[tuple[str, int], list[str]]()
+    for row in known.to_dict("records"):
+        names = kept.setdefault((row[METHOD], row["seed"]), [])
+        if len(names) < count:
+            names.append(row[TRY])
+    return kept, status
 
 
 def in_draws(experiment: Experiment, seeds: Sequence[int]) -> Experiment:
