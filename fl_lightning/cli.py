@@ -45,7 +45,7 @@ TOPICS = {
         "fit": Command("train a federation as a config says"),
         "validate": Command("evaluate the global model on the validation data"),
         "test": Command("evaluate the global model on the test data"),
-        "predict": Command("predict with the global model"),
+        "predict": Command("predict with the global model, on a predict_dataloader of your own"),
         "data": Command("show the examples and classes of each client, without training"),
     },
     "Many runs": {

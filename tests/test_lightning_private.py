@@ -29,6 +29,7 @@ LIGHTNING = {  # its private names that a module uses or overrides itself; all o
     "engine/devices/forks.py": {"_SubprocessScriptLauncher", "_call_children_scripts", "_check_can_spawn_children"},
     "fit/read_config.py": {"_parser"},
     "fit/stop_signals.py": {"_accelerator_connector"},
+    "network/command.py": {"_parse_ckpt_path"},
     "runs/folder/checkpoints.py": {"_logger_connector", "_save_topk_checkpoint"},
     "runs/loggers/mlflow.py": {"_run_id"},
 }

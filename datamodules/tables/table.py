@@ -1,4 +1,4 @@
-"""Table: the rows of a pandas DataFrame, a CSV file or a parquet file, with a column that names the client."""
+"""Table: the rows of a pandas DataFrame, a CSV file or a parquet file; a column names the client of each."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 Task = Literal["classification", "regression"]
+ALL = "all"  # the name of the one client of a table without a column of clients
 MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # that separate fields in files other than CSV
 # A fraction or a number with a decimal comma: .5, 1,5, 1.234,50
 FRACTION = re.compile(r"[-+]?(\d*|\d{1,3}([., ']\d{3})+)[.,]\d+(e[-+]?\d+)?", re.IGNORECASE)
@@ -56,8 +57,9 @@ class Table(FederatedDataModule):
     Args:
         train: pandas DataFrame, or path of a CSV or parquet file, with the training rows.
         target: name of the target column, or a list of such names. Names of columns are taken as texts.
-        client: name of the column that holds each row's client. In a CSV file, the names of clients, domains and
-            classes are read as they are written: "007" is not "7"; "NA" is a client or a domain, but no class.
+        client: name of the column that holds each row's client; None if all rows are one client's, as at a site of a
+            federation. In a CSV file, the names of clients, domains and classes are read as they are written: "007" is
+            not "7"; "NA" is a client or a domain, but no class.
         features: names of the feature columns, which hold numbers or truth values; by default all other columns that
             have a name. A warning then names those that look like no measurements.
         test: table of the test rows, like ``train``; the client column may be missing, or hold other clients, too.
@@ -95,7 +97,7 @@ class Table(FederatedDataModule):
         self,
         train: Any,
         target: str | list[str],
-        client: str = "client",
+        client: str | None = "client",
         features: list[str] | None = None,
         test: Any = None,
         test_share: float = 0.0,
@@ -139,7 +141,8 @@ class Table(FederatedDataModule):
             raise ConfigurationError(
                 f"expected client, or partition: Natural with a column, got {partition} and client={client}: give one"
             )
-        self.client = str(partition.column if partition and partition.column else client)
+        column = partition.column if partition and partition.column else client
+        self.client = None if column is None else str(column)
         self.train, self.test, self.test_share, self.eval_batch_size = train, test, test_share, eval_batch_size
         self.task = task
         self.held_out, self.domain, self.leave_out = held_out, domain, left_out_names(domain, leave_out)
@@ -193,16 +196,17 @@ class Table(FederatedDataModule):
         train = self._read("train", self.train)
         test = train.iloc[:0] if self.test is None else self._read("test", self.test)
         own = [] if self.domain is None else [self.domain]
-        others = [name for name in train.columns if name not in (self.client, *self._targets, *own)]
+        owners = [] if self.client is None else [self.client]
+        others = [name for name in train.columns if name not in (*owners, *self._targets, *own)]
         names = self.features or [name for name in others if name and not name.startswith("Unnamed: ")]  # pandas' word
-        _check_columns(train, "train", [self.client, *self._targets, *own, *names])
+        _check_columns(train, "train", [*owners, *self._targets, *own, *names])
         _check_columns(test, "test", [*self._targets, *own, *names])
         if not names:
             raise ConfigurationError("expected the train table to have columns of features, got none: add one")
         whole_domains, test_domains = self._domains(train, test)
         left_out = whole_domains.isin(self.leave_out).to_numpy()
         whole, train = train, train[~left_out]
-        known = distinct(train[self.client], self.client)
+        known = [ALL] if self.client is None else distinct(train[self.client], self.client)
         clients = [known[client] for client in new_last(len(known), self.new_clients, self.seed)]
         parts, kept = (_parts(table, self.client, clients) for table in (train, test))
         if left_out.any():
@@ -252,7 +256,7 @@ class Table(FederatedDataModule):
 
     def _read(self, name: str, table: Any) -> DataFrame:
         """Return the training or the test table, with columns of names as they are written."""
-        names = [self.client] if self.domain is None else [self.client, self.domain]
+        names = [column for column in (self.client, self.domain) if column is not None]
         label = self.target if isinstance(self.target, str) and self.task != "regression" else None
         return _frame(table, name, names, label)
 
@@ -321,8 +325,13 @@ class _Loaded(Dealt):
     trains: NDArray[np.bool_]  # (n,) whether each row of the training table is a client's
 
 
-def _parts(table: DataFrame, column: str, clients: list[Any]) -> Parts:
-    """Return each client's rows of a table, none without a column of clients; rows of unknown clients are left out."""
+def _parts(table: DataFrame, column: str | None, clients: list[Any]) -> Parts:
+    """Return each client's rows of a table: all rows if the one client has no column, none if the table lacks it.
+
+    Rows of unknown clients are left out.
+    """
+    if column is None:
+        return own_rows(clients * len(table), clients, ALL, may_be_none=True)
     return own_rows(table.get(column, []), clients, column, may_be_none=False)
 
 
@@ -384,7 +393,7 @@ def _file(table: str | Path) -> Path:
 
 
 def _unreadable(path: Path, reason: str, name: str) -> str:
-    return f"expected a CSV or parquet file in {path}, got {reason!r}: point {name} to such a file"
+    return f"expected a CSV or parquet file in {path}, got {reason!r}: point {name} (--data.{name}) to such a file"
 
 
 def _check_columns(table: DataFrame, name: str, columns: Sequence[str]) -> None:
@@ -394,7 +403,8 @@ def _check_columns(table: DataFrame, name: str, columns: Sequence[str]) -> None:
         hint = f"; did you mean {', '.join(filter(None, near))}?" if any(near) else ""
         raise ConfigurationError(
             f"expected the {name} table to have the columns {', '.join(map(str, columns))}, got "
-            f"{', '.join(map(str, table.columns)) or 'none'}: rename columns, or set client, target and features{hint}"
+            f"{', '.join(map(str, table.columns)) or 'none'}: rename columns, or set target, features and client (null "
+            f"if all rows are one client's){hint}"
         )
     if twice := {*columns} & {*table.columns[table.columns.duplicated()]}:
         raise ConfigurationError(f"{name} must have one column {', '.join(sorted(twice))}, got two: rename one")

@@ -16,6 +16,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from typing_extensions import override
 
 # Imported so that YAML finds all shipped classes by their short names.
@@ -389,6 +390,16 @@ class FederatedCLI(LightningCLI):
         if 0 < (self.trainer.max_epochs or 0) <= rounds:
             more = f"--trainer.max_epochs {rounds + 1} or more goes on"
             self._say(f"all {counted(rounds, 'round')} were done before, none was trained: {more}", self.trainer)
+
+    def before_predict(self) -> None:
+        """Refuse to predict on nothing. LightningCLI calls this before ``predict``."""
+        owners = (self.datamodule, self.model.client)
+        if not any(is_overridden("predict_dataloader", owner) for owner in owners):
+            names = " and ".join(type(owner).__name__ for owner in owners)
+            raise ConfigurationError(
+                f"expected a predict_dataloader of the data module or the client module, and {names} have none: "
+                "fl-lightning test evaluates the model on the test set, fl-lightning export writes it to a file"
+            )
 
     def after_fit(self) -> None:
         """Say how a run that a signal has stopped goes on. LightningCLI calls this after ``fit``."""

@@ -80,7 +80,7 @@ def run_and_report(command: Callable[[Sequence[str]], int], args: Sequence[str])
         sys.stdout = _nowhere()  # takes the output that Python still flushes at exit
         return 128 + signal.SIGPIPE
     except Exception as error:
-        if (mistake := mistake_in(error) or _lack_in(error)) is None:
+        if (mistake := plainly(error, at_site=args[:1] == ["join"])) is None:
             raise
         print(f"fl-lightning: error: {_printable(mistake)}", file=sys.stderr)
         try:
@@ -111,6 +111,16 @@ def _printable(text: str) -> str:
         else:
             letters.append(ascii(letter)[1:-1])  # without its quotes
     return "".join(letters)
+
+
+def plainly(error: BaseException, at_site: bool = False) -> str | None:
+    """Describe a user's mistake, or what the machine lacks, in one line; None for all other errors.
+
+    Args:
+        error: the error.
+        at_site: whether the machine is a site, which has no checkpoints.
+    """
+    return mistake_in(error) or _lack_in(error, at_site)
 
 
 def mistake_in(error: BaseException) -> str | None:
@@ -167,7 +177,7 @@ REMEDIES = {  # by the number of an OSError
 }
 
 
-def _lack_in(error: BaseException) -> str | None:
+def _lack_in(error: BaseException, at_site: bool) -> str | None:
     """Describe in one line a file, disk space or memory that the machine refused; None for all other errors.
 
     An error in the user's own code is not described: its traceback says where the code failed.
@@ -180,7 +190,8 @@ def _lack_in(error: BaseException) -> str | None:
             file = getattr(cause, "filename", None)
             what = os.strerror(number) if file is None else f"{os.strerror(number)}: {file}"
             remedy = REMEDIES.get(number, "correct the cause")
-            return f"{what}: {remedy}; saved rounds are kept, and --ckpt_path last continues after them"
+            then = "join again" if at_site else "saved rounds are kept, and --ckpt_path last continues after them"
+            return f"{what}: {remedy}; {then}"
         if is_exhaustion(cause):
             words = " ".join(str(cause).split())[:200]
             what = f"out of memory ({words})" if words else "out of memory"
@@ -354,7 +365,11 @@ def no_value(match: re.Match[str], refusal: Refusal) -> str:
 def another_type(match: re.Match[str], refusal: Refusal) -> str:
     """Say which type was expected."""
     expected = _plain_type(match[1])
-    hint = f": write [{match[2]}]" if expected == "a list" and re.fullmatch(r"[\w./-]+", match[2]) else ""
+    hint = ""
+    if expected == "a list" and re.fullmatch(r"[\w./-]+", match[2]):
+        hint = f": write [{match[2]}]"
+    elif match[2] == "None" and refusal.keys:  # of an option that must be given
+        hint = f": give --{refusal.place} a value"
     return f"expected {expected}, got {match[2]}{hint}"
 
 

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import unquote
 
 from fl_lightning.engine.sites.events import Gone, Heard, Message
 from fl_lightning.errors import ConfigurationError, TrainingError
 from fl_lightning.network.handshake import check_kit, look_at_server
-from fl_lightning.network.kits import Kit, revoked_serials
+from fl_lightning.network.kits import Kit, revoked_serials, written
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # processes that load data take no part in it
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else each stranger's handshake is a line
@@ -29,10 +33,12 @@ METHOD = "/fl_lightning.Federation/Talk"
 PING_MS = 10_000  # between two signs of life
 SILENCE_MS = 10_000  # without an answer to one, after which the other end is gone; and the longest handshake
 CONNECTIONS = 4096  # that the server takes, strangers' too, if it may open twice as many files
+IDLE_MS = 5_000  # without a stream, after which a connection is closed; a site that is heard gets no second stream
 LIMITS = {"parts": 16, "head": 1 << 24}  # of a message: its number of parts, and the bytes of the first one
 FIRST_S = 60.0  # within which a site that has connected says that it comes
 UNREAD = 4  # messages that a site may leave unread
 GOODBYE_S = 10.0  # within which the sites take the last words
+LAST_WORDS_S = 2.0  # within which the server takes those of a site
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0  # between two tries to reach the server
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -87,11 +93,23 @@ def _messages(parts: Iterator[bytes]) -> Iterator[Message]:
         yield [head[1:], *(next(parts) for _ in range(head[0] - 1))]
 
 
-class _Line:
-    """Holds what is on its way to a site; None ends the stream."""
+def _address_of(context: Any) -> str:
+    """Return the address at the other end of a call, without its port: gRPC has it as ``ipv6:%5B::1%5D:40124``."""
+    host, _, _ = unquote(context.peer()).partition(":")[2].rpartition(":")
+    return host.strip("[]").removeprefix("::ffff:")
 
-    def __init__(self) -> None:
+
+class _Line:
+    """Holds what is on its way to a site; None ends the stream.
+
+    Args:
+        address: where the site is.
+    """
+
+    def __init__(self, address: str) -> None:
         self.waiting: queue.Queue[Message | None] = queue.Queue()
+        self.address = address
+        self.since = written(datetime.now(UTC))
 
 
 class GrpcServer:
@@ -101,10 +119,15 @@ class GrpcServer:
         kit: the server's kit.
         sites: the names of the sites that may take part.
         limit: largest number of bytes of a part of a message.
+        say: is called with a line for each site that is refused, once for each reason.
     """
 
-    def __init__(self, kit: Kit, sites: Collection[str], limit: int) -> None:
+    def __init__(
+        self, kit: Kit, sites: Collection[str], limit: int, say: Callable[[str], None] = lambda line: None
+    ) -> None:
         self._kit = kit
+        self._say = say
+        self._refused: set[tuple[str, str]] = set()
         self._sites = frozenset(sites)
         self._limit = limit
         self._lock = threading.Lock()
@@ -122,7 +145,11 @@ class GrpcServer:
         self._server = grpc.server(
             ThreadPoolExecutor(streams),
             [grpc.method_handlers_generic_handler(service, {method: handler})],
-            options=[*_options(self._limit), ("grpc.max_allowed_incoming_connections", _most_connections())],
+            options=[
+                *_options(self._limit),
+                ("grpc.max_allowed_incoming_connections", _most_connections()),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
+            ],
             maximum_concurrent_rpcs=streams,
         )
         pair = (self._kit.key, self._kit.certificate)
@@ -185,11 +212,12 @@ class GrpcServer:
     def _talk(self, parts: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Send a site what the server has for it, until the end; its own messages are read beside."""
         site = self._name_of(context)
-        line = _Line()
+        line = _Line(_address_of(context))
         with self._lock:
-            if site in self._lines:
-                context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{site} is there already: end the other one first")
-            self._lines[site] = line
+            other = self._lines.setdefault(site, line)
+        if other is not line:
+            there = f"{site} is there already, from {other.address} since {other.since}: end the other one first"
+            self._refuse(site, there, context, grpc.StatusCode.ALREADY_EXISTS)
         leave = threading.Thread(target=self._leave, args=(site, line), daemon=True)
         if not context.add_callback(leave.start):
             leave.start()
@@ -206,10 +234,21 @@ class GrpcServer:
         site: str = identity["x509_common_name"][0].decode()
         serial = load_pem_x509_certificate(identity["x509_pem_cert"][0]).serial_number
         if serial in revoked_serials(self._kit):
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {site} is revoked: ask for a new kit")
+            self._refuse(site, f"the certificate of {site} is revoked: ask for a new kit", context)
         if site not in self._sites:
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{site} is none of network.sites")
+            self._refuse(site, f"{site} is none of network.sites", context)
         return site
+
+    def _refuse(
+        self, site: str, reason: str, context: Any, status: grpc.StatusCode = grpc.StatusCode.PERMISSION_DENIED
+    ) -> None:
+        """End the call of a site by an error, and say so once for each site and reason."""
+        with self._lock:
+            is_new = (site, reason) not in self._refused
+            self._refused.add((site, reason))
+        if is_new:
+            self._say(f"{site} ({_address_of(context)}) is refused: {reason}")
+        context.abort(status, reason)
 
     def _read(self, site: str, line: _Line, parts: Iterator[bytes], context: Any) -> None:
         """Take in a site's messages until its stream ends."""
@@ -219,7 +258,8 @@ class GrpcServer:
         try:
             for message in _messages(parts):
                 first.cancel()
-                self._arrived.put(Heard(site, message))
+                self._arrived.put(Heard(site, message, line.address))
+            line.waiting.put(None)  # the site has said its last word
         except Exception:  # gRPC's, of a stream that has ended, and those of a stranger's bytes
             context.cancel()
         finally:
@@ -298,24 +338,33 @@ class GrpcConnection:
         self._connect()
 
     def _connect(self) -> None:
-        """Open a stream as soon as the server answers; wait twice as long after each try, up to a minute."""
+        """Open a stream as soon as the server answers; wait twice as long after each try, up to a minute.
+
+        Why nobody answers is said once for each reason.
+        """
+        told = set[str]()
         while True:
             time.sleep(self._pause)
             self._pause = min(max(FIRST_WAIT_S, 2 * self._pause), LONGEST_WAIT_S)
             try:
                 look_at_server(self._kit, timeout=SILENCE_MS / 1000)
                 break
-            except OSError:
-                continue
+            except OSError as error:
+                reason = _unreached(error, self._kit)
+                if reason not in told:
+                    self._say(f"{reason}; trying again in {self._pause:g} s, and at least once a minute …")
+                told.add(reason)
         credentials = grpc.ssl_channel_credentials(self._kit.authority, self._kit.key, self._kit.certificate)
         self._channel = grpc.secure_channel(self._kit.address, credentials, _options(self._limit))
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        stream = self._channel.stream_stream(METHOD)(iter(self._outbox.get, None))
-        self._messages = _messages(stream)
+        self._stream = self._channel.stream_stream(METHOD)(iter(self._outbox.get, None))
+        self._messages = _messages(self._stream)
 
     def _close(self) -> None:
         if self._channel is not None:
             self._outbox.put(None)
+            with suppress(grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                self._stream.exception(LAST_WORDS_S)  # waits until the server has read what was sent
             self._channel.close()
             self._channel = None
 
@@ -328,3 +377,14 @@ class GrpcConnection:
         if error.code() in refusals:
             return ConfigurationError(f"the server refuses this site: {details}")
         return ConnectionError(f"the connection to the server is lost ({error.code().name}: {details})")
+
+
+def _unreached(error: OSError, kit: Kit) -> str:
+    """Say why a server cannot be reached."""
+    if isinstance(error, ConnectionRefusedError):
+        return f"nobody listens at {kit.address} (connection refused)"
+    if isinstance(error, socket.gaierror):
+        return f"no address is known of {kit.host} ({error.strerror})"
+    if isinstance(error, TimeoutError):
+        return f"nobody answers at {kit.address} within {SILENCE_MS // 1000} s"
+    return f"the server at {kit.address} is not reached ({error.strerror or error})"

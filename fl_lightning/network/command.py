@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -33,19 +34,23 @@ from fl_lightning.files import whole
 from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import NETWORK, resolve_configs
+from fl_lightning.fit.messages import plainly
 from fl_lightning.fit.own_data import begin_anew
 from fl_lightning.inside import inside
 from fl_lightning.network.alike import compared
 from fl_lightning.network.carrier import GrpcConnection, GrpcServer
-from fl_lightning.network.kits import server_kit, site_kit
+from fl_lightning.network.handshake import check_kit, look_at_server
+from fl_lightning.network.kits import Kit, days_left, expiry, server_kit, site_kit
 from fl_lightning.network.options import Network, own_options
 from fl_lightning.network.statistics import Statistics, combine, statistics_of, write_statistics
 from fl_lightning.network.survey import FIT, ask, ask_for_sum, tell, tell_end, tell_for_sum
+from fl_lightning.runs.folder.files import SITES
 from fl_lightning.runs.folder.lock import Holds, held
 from fl_lightning.seeding import isolated
 
 SMALLEST_LIMIT, MODELS = 1 << 20, 8  # bytes, and models, that a part of a message may have
-SITES = "sites.json"  # of a run folder: what the sites have told of their data
+SOON = 30  # days before the end of a certificate, from which on a line says so
+FIRST_LOOK_S = 3.0  # for which a site looks for the server before it loads its data
 WITHOUT_FOLDER = {
     "logger": False,
     "enable_checkpointing": False,
@@ -116,9 +121,13 @@ class ServeCLI(_NetworkCLI):
         check_at_sites(federated(trainer), trainer.world_size, self.model.clients_at_once)
         self._check_secure()
         clients = {site: [client] for client, site in enumerate(network.sites)}
-        folder = Path(self.folder.log_dir)
-        known = _read_facts(folder, network.sites)
-        with GrpcServer(server_kit(Path(network.kit)), network.sites, self.message_limit) as carrier:
+        known: dict[int, Facts] = {}
+        if self.folder.is_taken:  # by a run that goes on; a new one takes a folder when all sites are there
+            known = _read_facts(Path(self.folder.log_dir), network.sites)
+        kit = server_kit(Path(network.kit))
+        say = partial(self._say, trainer=trainer)
+        with GrpcServer(kit, network.sites, self.message_limit, partial(print, flush=True)) as carrier:
+            _say_expiry(kit)
             sites = Sites(
                 carrier,
                 clients,
@@ -127,16 +136,16 @@ class ServeCLI(_NetworkCLI):
                 network.min_clients,
                 known,
                 network.max_examples,
-                say=lambda line: self._say(line, self.trainer),
+                say=say,
                 stops=lambda: bool(self.stopping.stopped_by),
                 secure=network.secure_aggregation,
             )
-            self._say(f"waiting for {', '.join(network.sites)}", self.trainer)
+            say(f"waiting for {', '.join(network.sites)}")
             try:
-                self._gather(sites, folder)
+                self._gather(sites)
                 command()
             except Exception as error:
-                sites.say_end(f"it ends with an error: {error}")
+                sites.say_end(f"it ends with an error: {plainly(error) or error}")
                 raise
             except BaseException:
                 sites.say_end("it was stopped")
@@ -144,7 +153,7 @@ class ServeCLI(_NetworkCLI):
             if self.stopping.stopped_by:
                 sites.say_end("it was stopped")
 
-    def _gather(self, sites: Sites, folder: Path) -> None:
+    def _gather(self, sites: Sites) -> None:
         """Wait for the sites; put what they have told of their data in the place of the training data."""
         names = self.network.sites
         try:
@@ -153,7 +162,7 @@ class ServeCLI(_NetworkCLI):
             print(f"waited for {', '.join(sites.missing)}; the same command waits again", file=sys.stderr)
             raise
         facts = [sites.facts[client] for client in range(len(names))]
-        _write_facts(folder, names, facts)
+        _write_facts(Path(self.folder.log_dir), names, facts)
         self.datamodule = RemoteData(self.datamodule, facts, names, loads=self.network.server_data)
         self.model.sites = sites
 
@@ -183,7 +192,7 @@ class AskCLI(_NetworkCLI):
         network = self.network
         say = partial(print, flush=True)
         told: dict[str, Statistics] = {}
-        with GrpcServer(server_kit(Path(network.kit)), network.sites, self.message_limit) as carrier:
+        with GrpcServer(server_kit(Path(network.kit)), network.sites, self.message_limit, say) as carrier:
             say(f"waiting for the statistics of {', '.join(network.sites)}")
             try:
                 if network.secure_aggregation:
@@ -215,9 +224,20 @@ class JoinCLI(_NetworkCLI):
         super().__init__(args)
 
     @override
+    def _parse_ckpt_path(self) -> None:
+        """Check the kit, and the server's if the server is there, before data are loaded, which may take minutes."""
+        self._kit = site_kit(Path(self.config["fit"].network.kit))
+        check_kit(self._kit)
+        _say_expiry(self._kit)
+        if not self._dry:
+            with suppress(OSError):  # the site waits for the server later
+                look_at_server(self._kit, FIRST_LOOK_S)
+        super()._parse_ckpt_path()
+
+    @override
     def without_folder(self, callbacks: Sequence[Callback]) -> dict[str, Any]:
-        network = self.network
-        self._name = site_kit(Path(network.kit)).name
+        self._name = self._kit.name
+        self._client = self.network.client_of(self._name)
         config = self.config["fit"]
         self._folder = Path(config.trainer.default_root_dir, config.experiment, f"site-{self._name}")
         rules = [callback for callback in callbacks if isinstance(callback, FederatedCallback)]
@@ -226,24 +246,24 @@ class JoinCLI(_NetworkCLI):
     @override
     def run(self, command: Callable[[], None]) -> None:
         network = self.network
-        client = network.client_of(self._name)
+        client = self._client
         if not self._statistics:
             self._check_secure()
         own = self.datamodule
         with isolated(CPU):
             own.prepare_data()
             own.setup("fit")
-        row = _row_of(client, own.num_clients, network)
+        row = _row_of(client, own.num_clients, network, self.written_config["data"].get("init_args", {}))
         if self._statistics:
             self._tell_statistics(row)
             return
         welcome = Welcome(self._name, [Facts.of(own, client, row)], self.told_settings)
         if self._dry:
-            print(_would_send(welcome, self.model.client, network.secure_aggregation))
+            print(_would_send(welcome, self.model.client, network.secure_aggregation, self._kit.address))
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         print(f"{self._name}: client {client}, {counted(welcome.facts[0].size, 'training example')}", flush=True)
-        kit = site_kit(Path(network.kit))
+        kit = self._kit
         say = partial(print, flush=True)
         say(f"waiting for the server at {kit.address} …")
         with held(self._folder), GrpcConnection(kit, self.message_limit, self._once, say) as connection:
@@ -266,12 +286,12 @@ class JoinCLI(_NetworkCLI):
         network = self.network
         hidden = network.secure_aggregation
         told = statistics_of(self.datamodule, [row], 0 if hidden else network.smallest)
-        kit = site_kit(Path(network.kit))
+        kit = self._kit
         say = partial(print, flush=True)
         if self._dry:
             how = "in a sum over all sites alone" if hidden else "as it stands here"
-            say(f"{self._name} would tell this, {how}, and connects nowhere now:")
-            say("\n".join(f"- {name}: {json.dumps(value)}" for name, value in asdict(told).items()))
+            say(f"{self._name} would tell {kit.address} this, {how}, and connects nowhere now:")
+            say("\n".join(f"- {TOLD_AS.get(name, name)}: {json.dumps(value)}" for name, value in asdict(told).items()))
             return
         say(f"waiting for the server at {kit.address} …")
         try:
@@ -307,8 +327,19 @@ class _Stopping(Callback):
         raise SystemExit(128 + number)
 
 
-def _row_of(client: int, found: int, network: Network) -> int:
-    """Return the number of a site's client in its own data module."""
+def _say_expiry(kit: Kit) -> None:
+    """Say when a kit's certificate expires, if that is soon."""
+    days = days_left(kit)
+    if days < SOON:
+        print(
+            f"the certificate {kit.path('crt')} expires on {expiry(kit)}, in {counted(days, 'day')}: fl-lightning keys "
+            f"--renew {kit.name} makes a new kit",
+            flush=True,
+        )
+
+
+def _row_of(client: int, found: int, network: Network, settings: Mapping[str, Any]) -> int:
+    """Return the number of a site's client in its own data module, which has some settings."""
     expected = len(network.sites) if network.dealt else 1
     if found == expected:
         return client if network.dealt else 0
@@ -317,37 +348,48 @@ def _row_of(client: int, found: int, network: Network) -> int:
             f"expected data of {expected} clients, one for each of network.sites, got {found}: set data.num_clients to "
             f"{expected}"
         )
+    remedy = "let the data module have one client"
+    if "num_clients" in settings:
+        remedy = "set data.num_clients to 1"
+    elif "client" in settings:
+        remedy = "set data.client to null"
     raise ConfigurationError(
-        f"expected data of one client, this site's own, got {found} clients: set data.num_clients to 1; or "
+        f"expected data of one client, this site's own, got {found} clients: {remedy}; or "
         "network.dealt to true, if every site has the data of all clients and takes its own part"
     )
 
 
+TOLD_AS = {  # names of statistics, for people
+    "values": "number of values",
+    "squares": "sums of squared deviations from this site's mean",
+}
 SINGLE = (
-    "its model or update, {params:,} numbers at most, and the buffers below; the numbers of its examples and steps, "
+    "its model or update, {params:,} numbers at most, and {buffers}; the numbers of its examples and steps, "
     "its mean training loss, the metrics that the module and the rules log on clients, and the vectors that rules send"
 )
 HIDDEN = (
-    "its update, {params:,} numbers, the changes of the buffers below, its mean training loss and metrics, all "
+    "its update, {params:,} numbers, the changes of {buffers}, its mean training loss and metrics, all "
     "hidden: the server gets the sum over three sites at least; in the open: the metrics' names, the numbers of "
     "batches that BatchNorm counts, and which values stay at the site"
 )
 
 
-def _would_send(welcome: Welcome, module: LightningModule, secure: bool) -> str:
+def _would_send(welcome: Welcome, module: LightningModule, secure: bool, address: str) -> str:
     """Say what a site sends."""
     params = sum(value.numel() for value in module.parameters())
-    each_round = (HIDDEN if secure else SINGLE).format(params=params)
+    lines = [f"    buffer {line}" for line in buffer_lines(module)]
+    buffers = "the buffers below" if lines else "no buffers"
     (facts,) = welcome.facts
+    scaling = "none: inputs are not scaled" if facts.scaling is None else str(facts.scaling)
     counts = "no numbers by class" if facts.class_counts is None else f"{list(facts.class_counts)} of them by class"
     return "\n".join(
         [
-            f"{welcome.site} would send, and connects nowhere now:",
+            f"{welcome.site} would send to {address}, and connects nowhere now:",
             f"- when it comes: its name; {facts.size:,} training examples, {counts}; the classes' names "
             f"({', '.join(facts.class_names or ()) or 'none'}); a hash of the data ({facts.fingerprint})",
-            f"- mean and standard deviation that scale inputs, which must be those of all sites: {facts.scaling}",
-            f"- in each round: {each_round}",
-            *(f"    buffer {line}" for line in buffer_lines(module)),
+            f"- mean and standard deviation that scale inputs, which must be those of all sites: {scaling}",
+            f"- in each round: {(HIDDEN if secure else SINGLE).format(params=params, buffers=buffers)}",
+            *lines,
             "- of an error, its type and the class that raised it",
             "- when it comes, these settings, too, which must be the server's (and those that are null or false):",
             *(f"    {name}: {json.dumps(value)}" for name, value in welcome.settings.items() if value),

@@ -248,6 +248,11 @@ def expiry(kit: Kit) -> str:
     return written(x509.load_pem_x509_certificate(kit.certificate).not_valid_after_utc)
 
 
+def days_left(kit: Kit) -> int:
+    """Return the number of whole days until a kit's certificate expires."""
+    return (x509.load_pem_x509_certificate(kit.certificate).not_valid_after_utc - datetime.now(UTC)).days
+
+
 def written(date: datetime) -> str:
     """Write a date in UTC."""
     return f"{date:%Y-%m-%d %H:%M} UTC"

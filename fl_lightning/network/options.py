@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from argparse import Namespace
 from collections.abc import Sequence
@@ -99,7 +100,9 @@ def check(args: Sequence[str]) -> None:
         attributes = dedent(str(Network.__doc__).partition("Attributes:\n")[2])
         for about in re.split(r"\n(?=\S)", attributes.strip()):
             name, _, words = " ".join(about.replace("``", "").split()).partition(": ")
-            print(fill(f"{f'  --network.{name}':32}{words.removesuffix('.')}", WIDTH, subsequent_indent=" " * 32))
+            default = f" (default {json.dumps(getattr(Network, name))})" if hasattr(Network, name) else ""
+            words = f"{words.removesuffix('.')}{default}"
+            print(fill(f"{f'  --network.{name}':32}{words}", WIDTH, subsequent_indent=" " * 32))
         raise SystemExit(0)
     check_options([args[0], *own_options(args)[1]])
     check_installed()

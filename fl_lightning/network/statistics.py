@@ -265,7 +265,7 @@ def write_statistics(path: Path, data: FederatedData, told: Mapping[str, Statist
     lines.append(f"# all: {together.size} training examples")
     classes = together.classes if together.classes is not None else range(together.num_classes)
     for name, count in zip(classes, together.counts, strict=True):
-        lines.append(f"# class {name}: {'not told by all sites' if count is None else count}")
+        lines.append(f"# class {name}: {'not told by all sites' if count is None else count}{_lacking(name, told)}")
     names = together.names or [f"channel {number}" for number in range(len(together.mean))]
     for name, mean, std in zip(names, together.mean, together.std, strict=True):
         lines.append(f"# {name}: mean {mean!r}, standard deviation {std!r}")
@@ -273,6 +273,12 @@ def write_statistics(path: Path, data: FederatedData, told: Mapping[str, Statist
     body = yaml.safe_dump({"data": {"init_args": settings}}, sort_keys=False, allow_unicode=True) if settings else ""
     with whole(path) as part:
         part.write_text("\n".join(lines) + "\n" + body, encoding="utf-8")
+
+
+def _lacking(name: Class, told: Mapping[str, Statistics]) -> str:
+    """Name the sites that do not know a class; nothing if all do, or the classes have no names."""
+    sites = [site for site, own in told.items() if own.classes is not None and name not in own.classes]
+    return f"; unknown at {', '.join(sites)}" if sites else ""
 
 
 def pack_statistics(told: Statistics) -> Message:

@@ -111,13 +111,16 @@ def _gather(
         try:
             if came == WELCOME:
                 _refuse_to_train(carrier, site, heard.message)
+                raise TrainingError(NO_TRAINING)
             if came != kind:
-                raise TrainingError(f"{NO_TRAINING}; network.secure_aggregation must be the server's")
+                raise TrainingError("network.secure_aggregation must be the server's")
             told[site] = read(site, heard.message)
-            say(f"{site} has told its statistics")
+            said = f"{site} has told its statistics"
         except TrainingError as error:
-            say(f"{site} is refused: {one_line(error)}")
+            said = f"{heard.sender} is refused: {one_line(error)}"
             tell_end(carrier, [site], str(error))
+        missing = [name for name in sites if name not in told]
+        say(f"{said}; waiting for {', '.join(missing)}" if missing else said)
     return {site: told[site] for site in sites}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
+from pydoc import locate
 from typing import Any, TypeVar
 
 import safetensors.torch
@@ -24,7 +25,7 @@ from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import whole
 from fl_lightning.runs.folder.checkpoints import checkpoint_of, read_checkpoint, run_of
-from fl_lightning.runs.folder.files import NOT_RECORDED
+from fl_lightning.runs.folder.files import NOT_RECORDED, SITES, read_mapping
 from fl_lightning.seeding import isolated, seed_globals
 
 SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")
@@ -34,6 +35,7 @@ OF_THE_RUN |= {"rounds_done", "rounds_before", "clients_at_once", "server_settin
 OF_THE_RUN |= {"current_model_state", "averaging_state"}  # Lightning's weight averaging; state_dict holds the average
 HYPER_PARAMETERS = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
 NAME = LightningModule.CHECKPOINT_HYPER_PARAMS_NAME
+PACKAGE = "fl_lightning."  # whose classes are looked at; of others, nothing is imported for a line
 Made = TypeVar("Made", LightningModule, LightningDataModule)
 
 
@@ -54,6 +56,8 @@ def export(
       the checkpoint leaves out, such as a frozen backbone, comes from ``module``, or from the run's ``init_from``.
     - ``.pt2``: the program of the module's ``forward`` in evaluation mode, by ``torch.export``, for batches of any size
       if the example's size is 2 or more.
+
+    How the run's data module scales inputs, and which class an output stands for, is in none of them: a line says it.
 
     Args:
         checkpoint: a run folder, which stands for its best checkpoint, or else its last; or a checkpoint of a run.
@@ -81,6 +85,7 @@ def export(
     config = Run(folder).config if folder else {}
     config = {} if NOT_RECORDED in config else config  # of a run from Python, which has no arguments to rely on
     plain = _plain(content, config)
+    needs = _needs(folder, config.get("data") or {}) if folder and config else []
     program = None
     if plain.get(LEFT_OUT) or out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or _init_from(config))):
         module = _load_values(module or _make_module(config, path), plain, config)
@@ -93,8 +98,10 @@ def export(
     except OSError as error:
         raise ConfigurationError(f"export: {out} cannot be written: {error}") from None
     if out.suffix == ".ckpt" and not config:
-        inside = ", ".join(plain.get(HYPER_PARAMETERS, ())) or "none"
-        rank_zero_info(f"{out}: hyper-parameters inside: {inside}; pass all other arguments to load_from_checkpoint")
+        names = ", ".join(plain.get(HYPER_PARAMETERS, ())) or "none"
+        rank_zero_info(f"{out}: hyper-parameters inside: {names}; pass all other arguments to load_from_checkpoint")
+    if needs:
+        rank_zero_info(f"not in {out}, as it is the data module's: {'; '.join(needs)}")
 
 
 def _write(path: Path, suffix: str, plain: Mapping[str, Any], program: torch.export.ExportedProgram | None) -> None:
@@ -125,6 +132,38 @@ def _plain(content: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, A
         plain[HYPER_PARAMETERS] = _arguments(_class_in(config, "model", "client")) | saved
         plain[HYPER_PARAMETERS]["_instantiator"] = f"{instantiate_module.__module__}.{instantiate_module.__name__}"
     return plain
+
+
+def _needs(folder: Path, data: Mapping[str, Any]) -> list[str]:
+    """Say what a user of the model needs besides it: how inputs are scaled, and the classes of its outputs.
+
+    Args:
+        folder: the run folder, which may hold what the sites of a federation have told.
+        data: the data module in the run's config.
+    """
+    path = str(data.get("class_path"))
+    settings = data.get("init_args") or {}
+    facts = read_mapping(folder, SITES).get("facts")
+    told = facts[0] if isinstance(facts, list) and facts and isinstance(facts[0], dict) else {}
+    normalize = settings.get("normalize", True)
+    scaling: Sequence[Any] = [settings.get("mean"), settings.get("std")]
+    if None in scaling:
+        scaling = told.get("scaling") or scaling
+    if isinstance(normalize, list | tuple):
+        scaling = normalize
+    needs = []
+    if normalize and None not in scaling:
+        columns = settings.get("features") or told.get("columns")
+        of_columns = f" of {', '.join(columns)}, in this order" if columns else ""
+        needs.append(f"inputs are (x - mean) / std, with the mean {scaling[0]} and the std {scaling[1]}{of_columns}")
+    elif settings.get("normalize"):
+        needs.append("inputs are (x - mean) / std, with its mean and std")
+    classes = settings.get("classes") or told.get("class_names")
+    if classes:
+        needs.append(f"outputs are of the classes {', '.join(map(str, classes))}, in this order")
+    elif path.startswith(PACKAGE) and hasattr(locate(path), "class_names"):
+        needs.append("outputs are in the order of its class_names")
+    return needs
 
 
 def _init_from(config: Mapping[str, Any]) -> str | None:

@@ -54,7 +54,7 @@ def _mine() -> None:
 PARSED = {  # refused by the parser
     "--data.num_clients=many": r"data.num_clients: expected int.*, got many$",
     "--trainer.max_epochs=many": r"trainer.max_epochs: expected int or null, got many$",
-    "--data.num_clients=null": r"data.num_clients: expected int, got None$",
+    "--data.num_clients=null": r"data.num_clients: expected int, got None: give --data.num_clients a value$",
     "--data.participation=null": r"data.participation: expected int or float or null, got None$",
     "--data.proxy_source=val": r"data.*proxy_source",
     "--data.partition=ClassesPerClient": "data.partition: give a value for classes: --data.partition.classes VALUE$",
@@ -253,6 +253,12 @@ def test_no_memory() -> None:
         *TINY_FIT, "--model.client.network=MultilayerPerceptron", "--model.client.network.hidden=[900000,900000]"
     )
     assert "can't allocate memory" in said
+
+
+def test_predict_without_data_names_what_there_is(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained)
+    told = "predict_dataloader of the data module or the client module, and Digits and ImageClassifier have none: fl-l"
+    assert told in refused("predict", "--config", "tiny.yaml", "--ckpt_path", "last")
 
 
 def test_a_folder_that_cannot_be_written(trained: Path) -> None:

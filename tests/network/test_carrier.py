@@ -1,6 +1,7 @@
 """Messages over gRPC and mutual TLS: sites that come, go, are silent and come again, and strangers."""
 
 import os
+import re
 import signal
 import socket
 import ssl
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import grpc
@@ -59,8 +60,9 @@ def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def server(kits: Path, limit: int = LIMIT) -> Iterator[GrpcServer]:
-    with GrpcServer(server_kit(kits / "server"), SITES, limit) as made:
+def server(kits: Path, limit: int = LIMIT, said: list[str] | None = None) -> Iterator[GrpcServer]:
+    say = [].append if said is None else said.append
+    with GrpcServer(server_kit(kits / "server"), SITES, limit, say) as made:
         yield made
 
 
@@ -115,6 +117,16 @@ def test_messages_go_both_ways_as_they_lie(kits: Path) -> None:
         assert said.splitlines()[-1] == "the end"
 
 
+def test_what_a_site_says_before_it_ends_arrives(kits: Path) -> None:
+    body = os.urandom(LIMIT - 1)
+    with server(kits) as made:
+        with GrpcConnection(site_kit(kits / "anna"), LIMIT) as ends:
+            ends.send([b"I come"])
+            ends.send([b"last words", *[body] * 10])
+        assert heard(made, 2) == {("anna", b"I come"), ("anna", b"|".join([b"last words", *[body] * 10]))}
+        assert made.receive(5) == Gone("anna")
+
+
 @pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
 def test_a_server_may_be_known_by_its_address(host: str, tmp_path: Path) -> None:
     make_kits(SITES, host, tmp_path, free_port())
@@ -126,26 +138,57 @@ def test_a_server_may_be_known_by_its_address(host: str, tmp_path: Path) -> None
 def test_who_may_not_take_part_is_told_so(name: str, kits: Path) -> None:
     site = "cork" if name == "cork" else "anna"
     told = {
-        "revoked": "the server refuses this site: the certificate of anna is revoked: ask for a new kit",
-        "cork": "the server refuses this site: cork is none of network.sites",
-        "a second one": "the server refuses this site: anna is there already: end the other one first",
+        "revoked": "the certificate of anna is revoked: ask for a new kit",
+        "cork": "cork is none of network.sites",
+        "a second one": r"anna is there already, from (127\.0\.0\.1|::1) since 20\d\d-.* UTC: end the other one first",
     }
-    with server(kits) as made, GrpcConnection(site_kit(kits / "anna"), LIMIT) as first:
+    said: list[str] = []
+    with server(kits, said=said) as made, GrpcConnection(site_kit(kits / "anna"), LIMIT) as first:
         first.send([b"I come"])
         heard(made, 1)
         if name == "revoked":
             first.__exit__(None, None, None)
             assert made.receive(5) == Gone("anna")
             revoke(["anna"], kits)  # which the server reads anew
-        with GrpcConnection(site_kit(kits / site), LIMIT) as second:
-            with pytest.raises(ConfigurationError) as refused:
-                second.receive()
-            assert str(refused.value) == told[name]
+        for _ in range(2):
+            with GrpcConnection(site_kit(kits / site), LIMIT) as second:
+                with pytest.raises(ConfigurationError) as refused:
+                    second.receive()
+                assert re.fullmatch(f"the server refuses this site: {told[name]}", str(refused.value))
+        (line,) = said  # of two tries
+        assert re.fullmatch(rf"{site} \((127\.0\.0\.1|::1)\) is refused: {told[name]}", line)
         if name == "revoked":
             renew(["anna"], kits)
             with GrpcConnection(site_kit(kits / "anna"), LIMIT) as renewed:
                 renewed.send([b"I come again"])
                 assert heard(made, 1) == {("anna", b"I come again")}
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("localhost", r"nobody listens at localhost:\d+ \(connection refused\); trying again in 1 s, and at least"),
+        ("nowhere.invalid", r"no address is known of nowhere\.invalid \(.+\); trying again in 1 s"),
+    ],
+)
+def test_why_a_server_is_not_reached_is_said_once(
+    host: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_kits(SITES, host, tmp_path, free_port())
+    said: list[str] = []
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(carrier.time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt), GrpcConnection(site_kit(tmp_path / "anna"), LIMIT, say=said.append):
+        pass
+    assert pauses == [0, 1, 2, 4]
+    (line,) = said
+    assert re.match(told, line), line
 
 
 def test_a_part_above_the_limit_ends_its_stream_alone(kits: Path) -> None:
@@ -244,6 +287,25 @@ def test_silent_strangers_leave_the_run_its_files(kits: Path, monkeypatch: pytes
         assert not any(is_open(stranger) for stranger in strangers)
         for stranger in strangers:
             stranger.close()
+
+
+def test_a_sites_further_connections_keep_no_other_site_out(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections with a valid certificate and no stream take all places; they are closed when they are idle."""
+    monkeypatch.setattr(carrier, "CONNECTIONS", 20)
+    monkeypatch.setattr(carrier, "IDLE_MS", 1000, raising=False)
+    kit = site_kit(kits / "anna")
+    credentials = grpc.ssl_channel_credentials(kit.authority, kit.key, kit.certificate)
+    with server(kits) as made, GrpcConnection(kit, LIMIT) as first, ExitStack() as further:
+        first.send([b"I come"])
+        heard(made, 1)
+        for number in range(40):
+            options = [("grpc.use_local_subchannel_pool", 1), ("number", number)]  # else they share a connection
+            channel = further.enter_context(grpc.secure_channel(kit.address, credentials, options))
+            grpc.channel_ready_future(channel)
+        with echoes(kits, "berlin"):
+            assert heard(made, 1, within=30) == {("berlin", b"here is berlin")}
+        made.send("anna", [b"on"])
+        assert first.receive() == [b"on"]
 
 
 def test_a_server_may_open_more_files_than_it_has_connections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,7 +232,8 @@ def test_the_file_says_what_was_told(tmp_path: Path) -> None:
     write_statistics(path, data, told, combine(told))
     text = path.read_text()
     assert "# anna: 20 training examples\n" in text
-    assert "# class a: 12\n# class b: not told by all sites\n# class c: not told by all sites\n" in text
+    assert "# class a: 12; unknown at berlin\n# class b: not told by all sites\n" in text
+    assert "# class c: not told by all sites; unknown at anna\n" in text
     assert yaml.safe_load(text)["data"]["init_args"]["classes"] == ["a", "b", "c"]
 
 

@@ -25,6 +25,7 @@ from fl_lightning.engine.sites.secure.masks import Masks
 from fl_lightning.engine.sites.site import come
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.network.hidden import Outline
+from fl_lightning.network.kits import site_kit
 from fl_lightning.network.statistics import Statistics
 from fl_lightning.network.survey import ASKED, FIT, ask, ask_for_sum, tell, tell_end, tell_for_sum
 
@@ -152,7 +153,11 @@ def test_statistics_in_the_open_arrive() -> None:
     with telling(lambda name, connection: tell(connection, told_of(*made[name]))) as (carrier, errors):
         told = ask(carrier, SITES, said.append)
     assert told == {name: told_of(*made[name]) for name in SITES}
-    assert sorted(said) == [f"{name} has told its statistics" for name in SITES]
+    order = [line.partition(" ")[0] for line in said]
+    assert sorted(order) == SITES
+    for number, line in enumerate(said):
+        left = ", ".join(name for name in SITES if name not in order[: number + 1])
+        assert line == f"{order[number]} has told its statistics" + (f"; waiting for {left}" if left else "")
     assert not errors
 
 
@@ -338,6 +343,9 @@ def test_statistics_over_grpc(kits: Path, there: Path) -> None:
 def test_a_dry_run_says_what_would_be_told(kits: Path, there: Path) -> None:
     said = run(*command_of("join", kits / "berlin", "--statistics", "--dry_run")[1:])
     assert said.status == 0
-    assert "berlin would tell this, as it stands here, and connects nowhere now:" in said.out
+    assert (
+        f"berlin would tell {site_kit(kits / 'berlin').address} this, as it stands here, and connects nowhere now:"
+        in said.out
+    )
     assert "- size: 536" in said.out
     assert "- counts: [null, null, 142, null, null, 102, 132, null, 30, 129]" in said.out

@@ -134,7 +134,7 @@ def test_the_summary_draws_conflict_beside_accuracy(tmp_path: Path) -> None:
     summary = page[page.index('id="summary"') : page.index('id="settings"')]
     assert re.findall('id="([^"]*)-plot"', summary) == ["val-top1", "conflict-ratio"]
     assert page.count('id="conflict-ratio-plot"') == 1
-    assert "No baseline: add <code>--trainer.callbacks ConflictMonitor</code> to" in summary
+    assert "with <code>--trainer.callbacks ConflictMonitor</code> in place of the rules" in summary
 
 
 def test_the_summary_tells_conflict_before_and_after_correction(tmp_path: Path) -> None:

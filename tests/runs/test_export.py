@@ -385,3 +385,47 @@ def test_checkpoint_with_an_object_is_refused_by_its_name() -> None:
     assert result.status == 2
     assert f"ckpt_path: {holds}" in result.err
     assert run(*again, "--weights_only", "false").status == 0
+
+
+def test_what_the_data_module_does_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The scaling of a table's columns and its classes, from the config; those of a federation, as its sites told."""
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text("age,dose,ill\n40,1,yes\n60,3,no\n")
+    data = """
+data:
+  class_path: Table
+  init_args: {train: table.csv, target: ill, client: null, test: table.csv SCALING}
+"""
+    net = "{class_path: LogisticRegression, init_args: {in_features: 2, num_classes: 2}}"
+    model = f"""
+trainer: {{max_epochs: 1, accelerator: cpu}}
+model:
+  client:
+    class_path: ImageClassifier
+    init_args:
+      num_classes: 2
+      network: {net}
+      optimizer: {{class_path: torch.optim.SGD, init_args: {{lr: 0.1}}}}
+"""
+    settings = ", mean: [50, 2], std: [10, 1], features: [age, dose], classes: ['yes', 'no']"
+    scaled = (
+        "inputs are (x - mean) / std, with the mean [50.0, 2.0] and the std [10.0, 1.0] of age, dose, in this order; "
+    )
+    expected = {
+        settings: f"{scaled}outputs are of the classes yes, no, in this order",
+        "": "outputs are in the order of its class_names",
+    }
+    for scaling, told in expected.items():
+        Path("mine.yaml").write_text(model + data.replace("SCALING", scaling))
+        assert run("fit", "--config", "mine.yaml", "--experiment", "told").status == 0
+        folder = sorted(Path("runs/told").iterdir())[-1]
+        with caplog.at_level(logging.INFO):
+            fl_lightning.export(folder, "out.pt", overwrite=True)
+        assert caplog.messages[-1] == f"not in out.pt, as it is the data module's: {told}"
+    facts = '{"scaling": [[50.0, 2.0], [10.0, 1.0]], "columns": ["age", "dose"], "class_names": ["no", "yes"]}'
+    (folder / "sites.json").write_text(f'{{"facts": [{facts}]}}')
+    with caplog.at_level(logging.INFO):
+        fl_lightning.export(folder, "out.pt", overwrite=True)
+    assert caplog.messages[-1].endswith(f"data module's: {scaled}outputs are of the classes no, yes, in this order")

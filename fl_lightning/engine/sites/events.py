@@ -10,10 +10,16 @@ Message = Sequence[bytes]  # a head of JSON and bodies of tensors, carried as th
 
 @dataclass(frozen=True)
 class Heard:
-    """A carrier has a message of a site."""
+    """A carrier has a message of a site, from an address that is empty where the carrier knows none."""
 
     site: str
     message: Message
+    address: str = ""
+
+    @property
+    def sender(self) -> str:
+        """The site's name, and its address if that is known."""
+        return f"{self.site} ({self.address})" if self.address else self.site
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from fl_lightning.errors import ConfigurationError, TrainingError
 
 SHOWN = 20_000  # largest number of characters of what a site shows to others
 LEAST = 3  # sites whose numbers are summed: of two, each knows the other's number from the sum
+OF_STATISTICS = ("data.mean", "data.std", "data.classes", "data.num_classes")  # settings that may come of a survey
 WELCOME, START, READY, END = "welcome", "start", "ready", "end"  # kinds of a message; answers for a round have none
 
 
@@ -216,8 +217,15 @@ def check_alike(here: Mapping[str, Any], there: Mapping[str, Any], other: str) -
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     if names:
         texts = [f"{name} ({_short(here.get(name))} here, {_short(there.get(name))} there)" for name in names]
+        one_sided = [name for name in names if name in OF_STATISTICS and None in (here.get(name), there.get(name))]
         advice = "train from the same config with the same options"
-        if any(name.startswith("data.") for name in names):
+        if one_sided:
+            lacks = "this machine" if here.get(one_sided[0]) is None else other
+            advice += (
+                f"; {lacks} may lack a config that the other one has, such as that of serve --statistics: pass it as a "
+                "second --config"
+            )
+        if any(name.startswith("data.") and name not in one_sided for name in names):
             advice += ", or name what says where a machine has its data in the data module's places"
         raise ConfigurationError(
             f"expected {other} to have the settings of this machine, got others: {one_line(', '.join(texts))}: {advice}"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import quote
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, system_error
 from fl_lightning.files import whole
 
 VALUE = "value"
+
+
+class KeepingError(OSError):
+    """A site could not write what it keeps."""
 
 
 class Kept:
@@ -29,9 +35,19 @@ class Kept:
         self._folder = folder
 
     def put(self, rule: str, name: str, round: int, value: Tensor) -> Tensor:
-        """Write the value of a round; returns the mark, of int64, which the server gets in its place."""
-        with whole(self._path(rule, name, round)) as path:
-            save_file({VALUE: value.to("cpu", copy=True).contiguous()}, path)
+        """Write the value of a round; returns the mark, of int64, which the server gets in its place.
+
+        Raises:
+            KeepingError: the disk is full, or does not take the file for another reason.
+        """
+        try:
+            with whole(self._path(rule, name, round)) as path:
+                save_file({VALUE: value.to("cpu", copy=True).contiguous()}, path)
+        except (OSError, SafetensorError) as error:
+            number = system_error(error)
+            if number is None:
+                raise
+            raise KeepingError(number, os.strerror(number), str(self._folder)) from None
         return torch.tensor(round)
 
     def take(self, rule: str, name: str, mark: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from fl_lightning.engine.sites.facts import (
     unpack_end,
     unpack_start,
 )
-from fl_lightning.engine.sites.kept import Kept
+from fl_lightning.engine.sites.kept import KeepingError, Kept
 from fl_lightning.engine.sites.messages import Expected, Incoming, pack_incoming, unpack_outgoing
 from fl_lightning.engine.sites.secure.sums import Veil, answer_for_sum
 from fl_lightning.engine.states.sent import MARK
@@ -212,7 +212,10 @@ class Site(Callback):
             self._expected.check_leaving(answer)
             hidden = answer if self._veil is None else self._hide(self._veil, answer, asked, server)
         except Exception as error:
-            self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=named_error(error))))
+            reason = named_error(error)
+            if isinstance(error, KeepingError):
+                reason = f"its site could not write what stays there: {error.strerror}"
+            self._connection.send(pack_incoming(Incoming(asked.client, asked.number, reason=reason)))
             raise
         if hidden is None:
             return

@@ -284,12 +284,14 @@ class Sites:
             return heard
         kind = kind_of(heard.message)
         if kind == WELCOME:
-            self._admit(site, heard.message)
+            self._admit(heard)
             return None
         if kind is None:
             return Answered(site, heard.message)
         if kind != READY:
-            self._tell(site, pack_end(f"it trains, and takes no {one_line(kind)}"))
+            reason = f"it trains, and takes no {one_line(kind)}"
+            warnings.warn(f"site {heard.sender} is refused: {reason}", stacklevel=2)
+            self._tell(site, pack_end(reason))
             return None
         place = self._places[site]
         if place.stage is not Stage.LET_IN:
@@ -302,13 +304,14 @@ class Sites:
         place.stage = Stage.THERE
         return Came(site)
 
-    def _admit(self, site: str, message: Message) -> None:
+    def _admit(self, heard: Heard) -> None:
         """Let a site in, or tell it why not."""
+        site = heard.site
         try:
-            welcome = unpack_welcome(message)
+            welcome = unpack_welcome(heard.message)
             self._check(site, welcome)
         except (ConfigurationError, TrainingError) as error:
-            warnings.warn(f"site {site} is refused: {one_line(error)}", stacklevel=2)
+            warnings.warn(f"site {heard.sender} is refused: {one_line(error)}", stacklevel=2)
             self._tell(site, pack_told(Start(settings=self._settings, reason=str(error))))
             return
         self.facts |= {fact.client: fact for fact in welcome.facts}
@@ -340,9 +343,12 @@ class Sites:
                 )
             for other in self.facts.values():
                 if other.classes != fact.classes:
+                    there = self.site_of(other.client)
+                    lacking = _lacking(site, fact, other) + _lacking(there, other, fact)
+                    how = "; ".join(lacking) or f"{fact.classes} at {site}, {other.classes} at {there}"
                     raise ConfigurationError(
-                        f"site {site} has the classes {fact.classes}, and site {self.site_of(other.client)} "
-                        f"{other.classes}: let the data of all sites have the same classes, those without examples too"
+                        f"sites {site} and {there} have different classes ({how}): let the data of all sites have the "
+                        "same classes in one order, those without examples too"
                     )
                 if list(other.columns) != list(fact.columns):
                     raise ConfigurationError(
@@ -355,3 +361,11 @@ class Sites:
                         f"{self.site_of(other.client)} by {other.scaling}: set data.mean and data.std to the same "
                         "numbers everywhere"
                     )
+
+
+def _lacking(site: str, fact: Facts, other: Facts) -> list[str]:
+    """Say which classes a site lacks beside another one; nothing if it has all, or they have no names."""
+    if not fact.class_names:
+        return []
+    names = [name for name in other.class_names or () if name not in fact.class_names]
+    return [f"{site} lacks {', '.join(names)}"] if names else []

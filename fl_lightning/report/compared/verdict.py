@@ -24,7 +24,9 @@ from fl_lightning.runs.catalogue import AFTER, about
 from fl_lightning.runs.config.settings import RULES
 
 NAMED = 4  # largest number of methods that a sentence names for one reason
-NO_BASELINE = "No baseline: add `--trainer.callbacks ConflictMonitor` to the command for the same without the rule."
+NO_BASELINE = (
+    "No baseline: for one, give the same command with `--trainer.callbacks ConflictMonitor` in place of the rules."
+)
 # What LaTeX lacks, after pandas has escaped the rest.
 LATEX = {"±": r"$\pm$", "−": "$-$", "–": "--", NBSP: "~", "<": "$<$", ">": "$>$"}
 HEAD = 12  # number of letters in a line of a head in LaTeX

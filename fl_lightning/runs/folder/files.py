@@ -18,6 +18,7 @@ METRICS = "metrics.csv"  # every run folder has one
 BETTER = "better.yaml"  # which values of its metrics are better; earlier versions wrote none
 TIMINGS = "timings.csv"
 CONFIG, ENVIRONMENT = "config.yaml", "environment.yaml"
+SITES = "sites.json"  # what the sites of a federation have told of their data
 CHECKPOINTS, ARRAYS = "checkpoints", "arrays"
 NOT_RECORDED = "not_recorded"  # the entry of config.yaml by which the record of a run from Python is known
 MEND = "restore the file from a copy, or leave this run out"  # ends the message about a damaged file

@@ -65,6 +65,20 @@ def test_each_value_is_a_client_in_sorted_order() -> None:
     assert table(coded, client_names=["bern", "oslo", "rome"]).client_names == ["bern", "oslo", "rome"]
 
 
+def test_without_a_column_all_rows_are_one_clients(tmp_path: Path) -> None:
+    """As at a site, whose own file names no client; the rows of the test table are the client's, too."""
+    own = FRAME.drop(columns="hospital")
+    data = table(own, client=None, test=own.iloc[:2])
+    assert (data.num_clients, data.client_names, ages(data)) == (1, ["all"], [own["age"].tolist()])
+    assert next(iter(data.held_out_batches(0)))[0][:, 0].tolist() == own["age"].tolist()[:2]
+    own.to_csv(tmp_path / "own.csv", index=False)
+    assert ages(table(str(tmp_path / "own.csv"), client=None)) == ages(data)
+    with pytest.raises(
+        ConfigurationError, match=r"got age, smokes, risk, outcome: .* client \(null if all rows are one"
+    ):
+        table(own)._dealt  # noqa: B018
+
+
 def test_classes_are_numbered_in_sorted_order() -> None:
     """Dead, ill, well; the test set may have a class more."""
     data = table()
@@ -311,8 +325,11 @@ def test_a_loss_for_the_other_task_names_the_task(target: list[float], loss: Any
         ({"train": FRAME.assign(outcome=["a", None] * 3)}, "expected column outcome to be complete, got 3 missing"),
         ({"train": FRAME.assign(hospital=["a", 1] * 3)}, "expected column hospital to hold values of one type"),
         ({"train": [1, 2]}, "expected train to be a pandas DataFrame or the path of a CSV or parquet file, got list"),
-        ({"train": "nowhere.csv"}, "a CSV or parquet file in .*nowhere.csv, got 'No such.*point train to"),
-        ({"test": "nowhere.csv"}, "point test to such a file"),
+        (
+            {"train": "nowhere.csv"},
+            "a CSV or parquet file in .*nowhere.csv, got 'No such.*point train .--data.train. to",
+        ),
+        ({"test": "nowhere.csv"}, "point test .--data.test. to such a file"),
         ({"test_share": 1.0}, r"expected test or a test_share in \[0, 1\).*got test_share=1.0 and 1000"),
         ({"test_share": 0.5, "test": FRAME}, "got test_share=0.5 beside test"),
         (

@@ -105,6 +105,16 @@ def other_classes(made: Pairs) -> None:
     made.tell("anna", facts(0, class_counts=[1, 2, 3]))
 
 
+def named_classes(made: Pairs) -> None:
+    made.tell("berlin", facts(1, class_names=["ill", "odd", "well"]))
+    made.tell("anna", facts(0, class_names=["dead", "well"]))
+
+
+def another_order(made: Pairs) -> None:
+    made.tell("berlin", facts(1, class_names=["well", "ill"]))
+    made.tell("anna", facts(0, class_names=["ill", "well"]))
+
+
 def another_scale(made: Pairs) -> None:
     made.tell("berlin")
     made.tell("anna", facts(0, scaling=[[0.5], [0.2]]))
@@ -132,7 +142,15 @@ def other_columns(made: Pairs) -> None:
             another_scale,
             r"site anna scales inputs by mean and .* \[\[0\.5\], \[0\.2\]\], and site berlin by None",
         ),
-        (other_classes, r"site anna has the classes 3, and site berlin 2"),
+        (other_classes, r"sites anna and berlin have different classes \(3 at anna, 2 at berlin\): let the data"),
+        (
+            named_classes,
+            r"sites anna and berlin have different classes \(anna lacks ill, odd; berlin lacks dead\): let the data",
+        ),
+        (
+            another_order,
+            r"sites anna and berlin have .* \(\['ill', 'well'\] at anna, \['well', 'ill'\] at berlin\): let the",
+        ),
     ],
 )
 def test_who_does_not_fit_is_told_why(wrong: Callable[[Pairs], None], told: str) -> None:
@@ -142,6 +160,19 @@ def test_who_does_not_fit_is_told_why(wrong: Callable[[Pairs], None], told: str)
             made.sites.let_back()
         assert made.heard("anna").reason
         assert "anna" in made.sites.missing
+
+
+def test_who_lacks_a_config_is_told_so() -> None:
+    """Of settings that both have, one may be a place."""
+    mean = {"data.mean": [0.5]}
+    with pytest.raises(
+        ConfigurationError, match="; this machine may lack a config that the other one has, such as that"
+    ):
+        check_alike(SETTINGS, SETTINGS | mean, "the server")
+    with pytest.raises(ConfigurationError, match=r"; the server may lack a config .* pass it as a second --config$"):
+        check_alike(SETTINGS | mean, SETTINGS, "the server")
+    with pytest.raises(ConfigurationError, match="same options, or name what says where a machine has its data"):
+        check_alike(SETTINGS | mean, SETTINGS | {"data.mean": [0.4]}, "the server")
 
 
 def test_a_site_refuses_a_server_with_other_settings() -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -418,6 +419,23 @@ def test_a_full_disk_ends_its_site_alone(tmp_path: Path) -> None:
     with apart as known, pytest.warns(UserWarning, match="client 4 is left out: OSError in Full$"):
         fitted(lambda: [Full(), seen], sites=known, **settings)
     assert seen.cohorts == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 5], [0, 2, 3, 5]]
+
+
+class NoRoom(FederatedCallback):
+    """Lets the site of client 4 write no more than 64 bytes into a file from round 2 on."""
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        if (run.client, run.round) == (4, 2):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
+
+
+def test_a_site_that_cannot_keep_a_value_says_so(tmp_path: Path) -> None:
+    def chain() -> list[Callback]:
+        return [Ditto(0.1), NoRoom()]
+
+    told = pytest.warns(UserWarning, match="client 4 is left out: its site could not write what stays .*: File too la")
+    with sites(partial(fitted, chain, on_bad_update="skip"), CLIENTS, tmp_path) as known, told:
+        fitted(chain, sites=known, on_bad_update="skip")
 
 
 def frozen() -> LightningModule:

@@ -224,8 +224,8 @@ def test_one_run_tells_its_conflict_and_how_to_get_a_baseline(
     (found,) = compare(group(read_runs([tmp_path]))[0])
     assert said(found).partition("(1 seed). ")[2] == (
         "Pairs of clients in conflict (mean over the rounds, → after correction): GradientHarmonization 45.00 %"
-        f"{corrected}.\nNo baseline: add "
-        "`--trainer.callbacks ConflictMonitor` to the command for the same without the rule."
+        f"{corrected}.\nNo baseline: for one, give "
+        "the same command with `--trainer.callbacks ConflictMonitor` in place of the rules."
     )
 
 

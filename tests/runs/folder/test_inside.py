@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "export": (
         ("export", FOLDER, "--out", "out.ckpt", "--overwrite"),
-        "config.yaml checkpoints checkpoints/best.ckpt checkpoints/last.ckpt",
+        "config.yaml sites.json checkpoints checkpoints/best.ckpt checkpoints/last.ckpt",
     ),
     "test": (
         ("test", *TRAINED, "--ckpt_path", LAST),
@@ -53,7 +53,9 @@ COMMANDS: dict[str, tuple[tuple[object, ...], str]] = {
         "states/Scaffold/c/0.1.safetensors",
     ),
 }
-NOT_YET = "lock report.html arrays/cosines_3.npz config.yaml.part metrics.csv.part checkpoints/last.ckpt.part"
+NOT_YET = (
+    "sites.json lock report.html arrays/cosines_3.npz config.yaml.part metrics.csv.part checkpoints/last.ckpt.part"
+)
 
 
 def link_to(name: str) -> Callable[[Path, Path], None]:
