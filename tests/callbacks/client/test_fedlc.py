@@ -12,7 +12,8 @@ from fl_lightning.callbacks import FedLC
 
 
 def loss(rule: Any, counts: Any, logits: Any, label: int) -> float:
-    data, module = SimpleNamespace(class_counts=lambda: torch.tensor([counts])), SimpleNamespace(device="cpu")
+    data = SimpleNamespace(class_counts=lambda: torch.tensor([counts]), num_new=0)
+    module = SimpleNamespace(device="cpu")
     rule.on_train_start(SimpleNamespace(datamodule=data), module)
     run = SimpleNamespace(client=0, kept={}, anchor=torch.zeros(1))
     rule.on_client_start(None, run)

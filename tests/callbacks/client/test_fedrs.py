@@ -15,7 +15,8 @@ from fl_lightning.callbacks import FedRS
 def test_the_logit_of_a_missing_class(alpha: float, expected: float) -> None:
     """Class 0 is missing: the logits (2, 1) become (2 α, 1)."""
     rule: Any = FedRS(alpha)
-    data, module = SimpleNamespace(class_counts=lambda: torch.tensor([[0, 3]])), SimpleNamespace(device="cpu")
+    data = SimpleNamespace(class_counts=lambda: torch.tensor([[0, 3]]), num_new=0)
+    module = SimpleNamespace(device="cpu")
     rule.on_train_start(SimpleNamespace(datamodule=data), module)
     run: Any = SimpleNamespace(client=0, kept={}, anchor=torch.zeros(1))
     rule.on_client_start(None, run)
