@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fl_lightning.commands import whole_number
+from fl_lightning.commands import shows_bars, whole_number
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.messages import run_and_report
 from fl_lightning.runs.display.hidden_messages import hide_unhelpful
@@ -160,7 +160,7 @@ def _import(module: str, slow: str = LIGHTNING) -> Any:
     os.environ[THREADS] = str(whole_number(THREADS, os.environ.get(THREADS) or "1"))
     # Print without rich, which must not be imported before Lightning: typing caches equal unions, whatever their order,
     # so the parser would get ``float | int`` where Lightning declares ``int | float``, and 2 epochs would become 2.0.
-    words = f"importing {slow} …" if slow and sys.stderr.isatty() else ""
+    words = f"importing {slow} …" if slow and shows_bars(sys.stderr) else ""
     print(words, end="", file=sys.stderr, flush=True)
     try:
         with _ctrl_c_ends():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from typing_extensions import override
 
@@ -32,6 +33,11 @@ class CommandParser(argparse.ArgumentParser):
         """Raise an error; argparse would print its usage and exit."""
         message = message.replace("the following arguments are required:", "give")
         raise ConfigurationError(f"{message}: {self.prog} --help lists the options")
+
+
+def shows_bars(stream: TextIO) -> bool:
+    """Tell whether a stream leads to a terminal, and not to a notebook, which says the same, and redraws nothing."""
+    return stream.isatty() and "JPY_PARENT_PID" not in os.environ  # which Jupyter sets for its kernels
 
 
 def counted(number: int, what: str) -> str:

@@ -7,21 +7,25 @@ A new rule, attack or monitor needs three files only: the class in ``callbacks/s
 data set needs a class in ``datamodules/images``, ``sites`` or ``tables`` and a test. This script makes all lists of
 callbacks from the classes: from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The
 metrics also go to the catalogue, which reports read without importing torch. The page of commands gets the ``--help``
-of each command as it is printed. The options of the commands go to ``fl_lightning/fit/options.yaml``, by which a wrong
-option is refused before Lightning is imported: a new argument of the orchestrator is refused, too, until this script
-has run. A test checks that the files are up to date.
+of each command as it is printed. The options of the commands and the names of classes go to
+``fl_lightning/fit/options.yaml``, by which a wrong one is refused before Lightning is imported: a new argument of the
+orchestrator and a new class are refused, too, until this script has run. The helps of the commands go to
+``fl_lightning/fit/help.yaml``. A test checks that the files are up to date.
 """
 
 import contextlib
 import inspect
 import io
+import json
 import os
 import pkgutil
 import re
+import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 from unittest.mock import patch
 
@@ -30,9 +34,10 @@ import yaml
 from fl_lightning import FederatedCallback, FederatedDataModule, RoundTimer, TrafficMonitor
 from fl_lightning.cli import COMMANDS, main
 from fl_lightning.fit.command import FederatedCLI
-from fl_lightning.fit.configs import OPTIONS as OPTIONS_FILE
 from fl_lightning.fit.helps.class_lists import KINDS as OPTIONS
 from fl_lightning.fit.helps.class_lists import first_sentence
+from fl_lightning.fit.helps.stored import OPTIONS as OPTIONS_FILE
+from fl_lightning.fit.helps.stored import PAGES, REST
 from fl_lightning.fit.parser import options_of
 from fl_lightning.fit.read_config import parser_of
 from fl_lightning.reproduce.experiments.papers import experiments
@@ -112,6 +117,7 @@ TITLES = {
 ARGUMENTS = 4  # the most arguments of a class that a table shows
 CONFIGS = 3  # the most configs of a class that a table shows
 LIKE_FIT = ("validate", "test", "predict", "data")  # commands whose help repeats that of fit after its first section
+AFTER_FIRST = "\n\nThe rounds"  # begins what the helps of these commands have in common
 END = "<!-- end -->"  # the comment after a list on a page
 WIDTH = "90"  # of the terminal that helps are printed for
 
@@ -325,13 +331,20 @@ def begin(name: str) -> str:
 
 def help_of(command: str) -> list[str]:
     """Make the lines of a block that holds what ``fl-lightning COMMAND --help`` prints."""
+    if command in FederatedCLI.subcommands():
+        return as_block(parser_of(command).format_help(), command)
     printed = io.StringIO()
     here = patch.dict(os.environ, COLUMNS=WIDTH), patch.object(sys, "path", list(sys.path))  # main changes the path
     with here[0], here[1], contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main([command, "--help"])
-    text = printed.getvalue().rstrip()
+    return as_block(printed.getvalue(), command)
+
+
+def as_block(page: str, command: str) -> list[str]:
+    """Make the lines of a block that holds a page of help."""
+    text = page.rstrip()
     if command in LIKE_FIT:
-        text = text[: text.index("\n\nThe rounds")] + "\n…"
+        text = text[: text.index(AFTER_FIRST)] + "\n…"
     return ["```text", *(line.rstrip() for line in text.splitlines()), "```"]
 
 
@@ -357,13 +370,49 @@ def pages() -> dict[Path, dict[str, list[str]]]:
 
 
 def options() -> str:
-    """Make the text of the list of the options that each command of one run has, with this version of Lightning."""
+    """Make the text of the list of the options of each command of one run, and of the classes that they take."""
     named = {command: set(options_of(parser_of(command))) for command in FederatedCLI.subcommands()}
     everywhere = set.intersection(*named.values())
     lists = {"all": everywhere, **{command: names - everywhere for command, names in named.items()}}
-    facts = {"lightning": version("lightning"), **{name: sorted(names) for name, names in lists.items()}}
+    facts = {
+        "lightning": version("lightning"),
+        **{name: sorted(names) for name, names in lists.items()},
+        "classes": class_names_at_start(),
+    }
     text = yaml.safe_dump(facts, sort_keys=False, width=110, default_flow_style=None)
-    return f"# make lists writes this file: the options of the commands of one run, without those of classes\n{text}"
+    return f"# make lists writes this file: the options of the commands of one run, and the names of classes\n{text}"
+
+
+def names_below(base: type) -> set[str]:
+    """Return the names of a class and of its subclasses in this process."""
+    names = {base.__name__}
+    for cls in type.__subclasses__(base):
+        names |= names_below(cls)
+    return names
+
+
+def class_names() -> dict[str, list[str]]:
+    """Return the names of the classes of each option, without networks: each version of PyTorch has others."""
+    return {option: sorted(names_below(OPTIONS[option].base)) for option in OPTIONS if option != "model.client.network"}
+
+
+def class_names_at_start() -> dict[str, list[str]]:
+    """Return the names of the classes of each option in a new process, where no test has imported others."""
+    code = "import json, lists; print(json.dumps(lists.class_names()))"
+    paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tools'}"}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | paths, check=True, capture_output=True)
+    names: dict[str, list[str]] = json.loads(done.stdout)
+    return names
+
+
+def helps() -> str:
+    """Make the text of the file of helps: the page of each command of one run, without what all pages end with."""
+    lines = ["# make lists writes this file: the help of the commands of one run", f"lightning: {version('lightning')}"]
+    for command in FederatedCLI.subcommands():
+        page = parser_of(command).format_help()
+        begin_of_rest = page.index(AFTER_FIRST)
+        lines += [f"{command}: |-", indent(page[:begin_of_rest], "  ")]
+    return "\n".join([*lines, f"{REST}: |", indent(page[begin_of_rest:].lstrip("\n"), "  ")])
 
 
 def with_lists(text: str, lists: dict[str, list[str]]) -> str:
@@ -384,6 +433,7 @@ def written() -> dict[Path, str]:
         **{ROOT / room / "__init__.py": exports(room) for room in ROOMS},
         FILE: catalogue(),
         OPTIONS_FILE: options(),
+        PAGES: helps(),
         **files,
     }
 

@@ -38,6 +38,7 @@ class Policy:
         knows_shares: whether no rule reads single updates for the weights, so that :meth:`shares` tells the weights.
         label: returns the name of a client in messages.
         speaks: whether this device tells what all devices know.
+        told: the clients that this device has said to be left out, each with the reason, without its numbers.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Policy:
         self.max_update_norm = max_update_norm
         self.label = data.client_label
         self.speaks = trainer.is_global_zero
+        self.told = set[tuple[int, str]]()
 
     @property
     def loss_scale(self) -> tuple[float, int] | None:

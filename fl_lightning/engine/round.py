@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -185,11 +186,13 @@ class Round:
         self.trained += 1
 
     def _drop(self, client: int, reason: str, error: Exception | None = None, speaks: bool = True) -> None:
-        """Leave a client out of the round; ``speaks`` says whether this device tells it."""
+        """Leave a client out of the round; ``speaks`` says whether this device tells it, if it is news in this fit."""
         message = f"round {self.number}: client {self._policy.label(client)} is left out: {reason}"
         if self._policy.on_bad_update == "raise":
             raise ending(message, error) from error
-        if speaks:
+        kind = (client, re.sub(r"\d+", "", reason))
+        if speaks and kind not in self._policy.told:
+            self._policy.told.add(kind)
             self._untold.append(message)
         self.failures.append((message, None if self.failures else error))
 

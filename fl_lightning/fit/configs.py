@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import accumulate, pairwise
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError, most_similar
+from fl_lightning.fit.helps.stored import OPTIONS, check_classes, stored_help, texts_in
 from fl_lightning.fit.messages import unknown_option
 from fl_lightning.runs.folder.files import NOT_RECORDED
 from fl_lightning.runs.folder.yaml_text import read_yaml
@@ -29,7 +31,6 @@ KEYS = {  # what each says in the help
     NETWORK: "what serve and join need, see fl-lightning serve --help; unused in a run on one machine",
 }
 PARTS = ("trainer", "model", "data")  # the options below the first two are known, those below data depend on its class
-OPTIONS = Path(__file__).with_name("options.yaml")
 LIST = "--config.help"  # the option that lists the shipped configs
 
 
@@ -92,9 +93,13 @@ def check_options(args: Sequence[str]) -> None:
     """Refuse what is no option of a command of one run, in its parser's words; leave options of classes to the parser.
 
     Raises:
-        ConfigurationError: there is no such option or config, or a value names a FIFO.
+        ConfigurationError: there is no such option, config or class, or a value names a FIFO.
+        SystemExit: the help of the command is asked for, and has been printed.
     """
     command, *rest = resolve_configs(args)
+    if rest in (["-h"], ["--help"]) and (page := stored_help(command)):
+        print(page, end="")
+        raise SystemExit(0)
     for argument in rest:
         _refuse_fifo(argument)
     listed = read_yaml(OPTIONS, OPTIONS.read_text())
@@ -110,6 +115,20 @@ def check_options(args: Sequence[str]) -> None:
             unknown = named[1] not in known and (known - set(PARTS[:2])).isdisjoint(prefixes)
         if unknown and (message := unknown_option(f"Unrecognized arguments: {argument} {following}", options)):
             raise ConfigurationError(message)
+    if "torch" not in sys.modules:  # so that no class of the user has been imported, which might have any name
+        check_classes(_texts_of(rest), listed["classes"])
+
+
+def _texts_of(args: Sequence[str]) -> list[tuple[str, str]]:
+    """Collect the texts among the settings of a command line and its configs, each with its option."""
+    texts: list[tuple[str, str]] = []
+    for argument, following in pairwise([*args, ""]):
+        name, is_joined, value = argument.removeprefix("--").partition("=")
+        if name == "config":
+            texts += texts_in(_read_config(value))
+        elif argument.startswith("--"):
+            texts += texts_in({name: value if is_joined else following})
+    return texts
 
 
 def _refuse_fifo(argument: str) -> None:

@@ -336,6 +336,15 @@ def no_such_class(match: re.Match[str], refusal: Refusal) -> str:
     known = _nameable_classes()
     if name in known:
         return f"{name} is not of the kind of classes that this option takes"
+    return no_class(name, known)
+
+
+def no_class(name: str, known: Iterable[str]) -> str:
+    """Say that no class has a name, and which of the known names are most similar.
+
+    >>> no_class("Median", ["CoordinateMedian", "FedAvg"])
+    'there is no class Median; did you mean CoordinateMedian?'
+    """
     longer = sorted(other for other in known if name in other)  # as Median abbreviates CoordinateMedian
     if 0 < len(longer) <= FEW:
         return f"there is no class {name}; did you mean {' or '.join(longer)}?"

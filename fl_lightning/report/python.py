@@ -41,6 +41,10 @@ class Result:
         """The report's sentence on which method is better, by how much and how sure; one line for each problem."""
         return "\n".join(map(verdict.verdict, self.comparisons))
 
+    def _repr_html_(self) -> str:
+        """Write the verdict and the report's table for a notebook."""
+        return verdict.html(self.comparisons)
+
     @property
     def p(self) -> float:
         """The p value of the paired t test of two methods' means over the rounds; nan for fewer than three seeds.

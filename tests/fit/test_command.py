@@ -250,6 +250,9 @@ def check_wandb(out: str) -> None:
     """Says where the run is, and every value of metrics.csv is in it, to the digits there; the x-axis is the round."""
     assert "recorded offline" in out
     assert "wandb sync" in out
+    project = "digits" if "project: digits" in Path("tiny.yaml").read_text() else "lightning_logs"
+    hint = f"W&B: once the run is sent, fl-lightning dashboard --project {project} makes its dashboard"
+    assert hint in out.splitlines()
     table, logged = rows(RUN / "metrics.csv"), wandb_rounds()
     assert sorted(logged) == [0, *(row["round"] for row in table)] == [0, 1, 2], "0 shows the partition"
     for row in table:

@@ -13,7 +13,6 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import (
     CONFIGS,
-    OPTIONS,
     bases,
     check_options,
     find_config,
@@ -21,6 +20,7 @@ from fl_lightning.fit.configs import (
     resolve_configs,
     shipped_configs,
 )
+from fl_lightning.fit.helps.stored import OPTIONS
 from fl_lightning.fit.messages import ParsingError, mistake_in
 from fl_lightning.fit.parser import options_of
 from fl_lightning.fit.read_config import config_of, parser_of

@@ -7,7 +7,9 @@ import pytest
 from lib.command import run
 
 import fl_lightning.callbacks
+from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.helps.class_lists import KINDS, listing, purpose
+from fl_lightning.fit.helps.stored import stored_help
 from fl_lightning.fit.read_config import parser_of
 
 TITLES = ["The run:", "The rounds, and the clients' training:", "The data:", "Lightning's Trainer:", "More help:"]
@@ -26,6 +28,17 @@ def test_help_is_a_page_that_begins_with_what_is_federated(command: str) -> None
     assert ("--plot" in result.out) == (command == "data")
     named = ("ImageClassifier", "YOLOv8", "HuggingFace", "GradientHarmonization", "ConflictMonitor")
     assert [name for name in (*named, "ClientHost") if f" {name}" in result.out] == [*named]
+
+
+@pytest.mark.parametrize("command", FederatedCLI.subcommands())
+def test_the_page_that_is_printed_without_torch_is_the_parsers(command: str) -> None:
+    assert run(command, "--help").out == parser_of(command).format_help() == stored_help(command)
+
+
+def test_with_another_version_of_lightning_the_parser_writes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_lightning.fit.helps.stored.version", lambda package: "0.1")
+    assert stored_help("fit") is None
+    assert run("fit", "--help").out == parser_of("fit").format_help()
 
 
 def test_help_names_every_option() -> None:

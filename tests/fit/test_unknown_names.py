@@ -7,7 +7,10 @@ import pytest
 from lib.command import TINY, refused
 
 from fl_lightning import ConfigurationError
+from fl_lightning.fit.configs import find_config, layers, shipped_configs
+from fl_lightning.fit.helps.stored import OPTIONS, check_classes, texts_in
 from fl_lightning.fit.read_config import config_of
+from fl_lightning.runs.folder.yaml_text import read_yaml
 
 
 def refusal(*args: str) -> str:
@@ -49,6 +52,45 @@ def test_misspelt_class(what: str) -> None:
 def test_misspelt_class_in_the_config() -> None:
     Path("typo.yaml").write_text(TINY.replace("Digits", "Digitz"))
     assert refusal("--config", "typo.yaml") == "data: there is no class Digitz; did you mean Digits?"
+
+
+CLASS_NAMES = read_yaml(OPTIONS, OPTIONS.read_text())["classes"]
+
+
+@pytest.mark.parametrize("what", ["a rule", "a rule in other letters", "a data module", "a partition", "a module"])
+def test_a_misspelt_class_is_refused_without_torch_in_the_words_of_the_parser(what: str) -> None:
+    option, _, name = CLASSES[what][0].removeprefix("--").partition("=")
+    with pytest.raises(ConfigurationError) as refused:
+        check_classes([*texts_in({option: name})], CLASS_NAMES)
+    assert str(refused.value) == refusal("--config=tiny.yaml", CLASSES[what][0])
+
+
+LEFT = {
+    "a class of the user": {"data": "mine.MyData", "trainer": {"callbacks": ["OtherOfMine"]}},
+    "a class of another option": {"data": "FedAvg"},
+    "a network": {"model": {"client": {"init_args": {"network": "TwoNNN"}}}},
+    "nothing": {"data": {"init_args": {"availability": "null"}}},
+    "a file": {"data": "settings"},
+    "an argument of a rule": {"trainer": {"callbacks": [{"class_path": "Scaffold", "init_args": {"option": "II"}}]}},
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_a_name_that_may_be_right_is_left_to_the_parser(what: str) -> None:
+    Path("settings").write_text("class_path: Digits")
+    check_classes([*texts_in(LEFT[what])], CLASS_NAMES)
+
+
+def test_no_class_of_a_shipped_config_is_refused() -> None:
+    """Each is refused with another letter, so that the test reads what it says."""
+    for name in shipped_configs():
+        for _, content in layers(find_config(name)):
+            texts = [*texts_in(content)]
+            check_classes(texts, CLASS_NAMES)
+            for option, text in texts:
+                if option in CLASS_NAMES and text.isidentifier():
+                    with pytest.raises(ConfigurationError, match=f"{option}: there is no class {text}x"):
+                        check_classes([(option, f"{text}x")], CLASS_NAMES)
 
 
 @pytest.mark.parametrize(

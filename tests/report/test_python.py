@@ -1,7 +1,9 @@
 """load_runs, compare and write_report: the same numbers, words and page as the command ``report``; refusals."""
 
+import re
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,10 @@ def test_compare_says_what_the_command_says(tmp_path: Path, monkeypatch: pytest.
     assert run("report", ".").out.splitlines()[1:] == [result.verdict]
     assert result.table["method"].tolist() == ["FedAvg", "FedNova"]
     assert result.table["mean_p"][1] == result.p
+    shown = result._repr_html_()  # in a notebook
+    assert f"<p>{escape(result.verdict)}</p>" in shown
+    assert re.findall(r"<td>(Fed\w+)</td>", shown) == ["FedAvg", "FedNova"]
+    assert "<th>seeds</th>" in shown
     (tmp_path / "report.html").rename("command.html")
     write_report(load_runs("."), "mine/report.html")
     assert Path("mine/report.html").read_bytes() == Path("command.html").read_bytes()

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import astuple
+from html import escape
 from typing import Any
 
 import pandas as pd
@@ -347,6 +348,16 @@ def texts(comparisons: Sequence[Comparison]) -> dict[str, str]:
         "comparison.md": "\n".join(pages),
         "comparison.tex": "\n".join(tables),
     }
+
+
+def html(comparisons: Sequence[Comparison]) -> str:
+    """Write comparisons for a notebook: each the sentence and the table."""
+    parts = []
+    for comparison in comparisons:
+        head, rows = _cells(comparison)
+        table = pd.DataFrame(rows, columns=head).to_html(index=False, border=0)
+        parts.append(f"<p>{escape(verdict(comparison))}</p>\n{table}")
+    return "\n".join(parts)
 
 
 def latex(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 # Unhelpful messages of Lightning and torch: log lines by their beginnings, warnings by patterns.
-CHATTER = r"Seed set to|💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
+CHATTER = r"(\[rank: \d+\] )?Seed set to|Initializing distributed|-+\ndistributed_backend="
+CHATTER += r"|💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
 CHATTER += "|Trainer already configured with model summary"
 UNHELPFUL = (
     ".*does not have many workers.*",
@@ -31,7 +32,7 @@ UNHELPFUL = (
 
 def hide_unhelpful() -> None:
     """Hide the messages in this process, for good, and, once Lightning is imported, the source of our warnings."""
-    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
+    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed", "fabric.utilities.distributed"):
         logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
     for pattern in UNHELPFUL:
         warnings.filterwarnings("ignore", pattern)

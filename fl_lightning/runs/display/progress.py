@@ -18,11 +18,12 @@ from rich.table import Column
 from rich.text import Text
 from typing_extensions import override
 
-from fl_lightning.commands import duration
+from fl_lightning.commands import duration, shows_bars
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.runs.catalogue import corrected
 from fl_lightning.runs.display.timer import RoundTimer
 from fl_lightning.runs.folder.run_folder import RunFolder
+from fl_lightning.runs.loggers.wandb import dashboard_hints
 
 SHOWN_FIRST = ("val/top1", "conflict/ratio", "train/loss")  # the most important first
 HIDDEN = ("v_num",)
@@ -118,7 +119,7 @@ class Display(Progress):
     below: RenderableType = ""
 
     def __init__(self, stderr: bool = False, transient: bool = False) -> None:
-        watched = (sys.stderr if stderr else sys.stdout).isatty()  # a console is a terminal also if FORCE_COLOR is set
+        watched = shows_bars(sys.stderr if stderr else sys.stdout)  # a console is one also if FORCE_COLOR is set
         self._console = console = Console(stderr=stderr, force_terminal=watched)
         words, bar = TextColumn("{task.description}"), BarColumn(None, table_column=Column(max_width=40))
         # Columns, each with the width that the terminal needs to show it.
@@ -253,8 +254,12 @@ class RoundProgress(ProgressBar):
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._enabled:
+            return
+        for hint in dashboard_hints(trainer):
+            print(hint, flush=True)
         for logger in trainer.loggers:
-            if self._enabled and isinstance(logger, RunFolder):
+            if isinstance(logger, RunFolder):
                 print(f"run folder: {os.path.relpath(logger.log_dir)}", flush=True)
 
     @override

@@ -28,6 +28,17 @@ def wandb_facts(trainer: Trainer) -> dict[str, Any]:
     return {}
 
 
+def dashboard_hints(trainer: Trainer) -> list[str]:
+    """Say which command makes the dashboard of each W&B run of this process."""
+    hints = []
+    for run in wandb_runs(trainer):
+        if not run.disabled:
+            first = "once the run is sent, " if run.offline else ""
+            entity = f" --entity {run.entity}" if run.entity else ""
+            hints.append(f"W&B: {first}fl-lightning dashboard{entity} --project {run.project} makes its dashboard")
+    return hints
+
+
 def has_wandb_key() -> bool:
     """Whether there is an API key for W&B: in WANDB_API_KEY, or in the netrc file that ``wandb login`` writes."""
     server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")

@@ -3,9 +3,12 @@
 from typing import Any
 
 import pytest
+import torch
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import trainer
 from lib.two_numbers import served
 
-from fl_lightning import ConfigurationError
+from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedBABU, FedRep, FedROD, LocalPart
 
 
@@ -17,6 +20,18 @@ def test_each_client_has_its_own_part() -> None:
 def test_all_may_stay() -> None:
     """Each client trains alone."""
     assert served(LocalPart(["own", "shared"]), rounds=2) == ([0.0, 0.0], [[2.0, 2.0], [6.0, -4.0]])
+
+
+def test_only_the_statistics_of_batchnorm_may_stay() -> None:
+    """The weights are FedAvg's, whose training does not read the statistics; each client has its own of these."""
+    rule = LocalPart(["*.running_*", "*.num_batches_tracked"])
+    kept, averaged = FederatedOrchestrator(TinyClassifier()), FederatedOrchestrator(TinyClassifier())
+    trainer(rule, rounds=2).fit(kept, datamodule=TinyData(batch_size=4))
+    trainer(rounds=2).fit(averaged, datamodule=TinyData(batch_size=4))
+    assert torch.equal(kept.params, averaged.params)
+    means = [rule.state[f"local.net.0.running_mean/{client}"] for client in range(6)]
+    assert len({tuple(mean.tolist()) for mean in means}) == 6
+    assert torch.equal(kept.client.net[0].running_mean, torch.zeros(4).double())
 
 
 @pytest.mark.parametrize("rule", [LocalPart, FedRep, FedBABU, FedROD])

@@ -58,3 +58,18 @@ def test_the_command_line_shows_warnings_alike(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=True)
     assert done.stderr.splitlines()[0].startswith("fl-lightning: warning: round 1: client 1 is left out: ")
     assert "fl_lightning/" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["auto", "client_parallel"])
+def test_several_processes_start_without_a_word(strategy: str, tmp_path: Path) -> None:
+    """Lightning would say twice which process has joined, which seed is set, and how many processes there are."""
+    options = ["--config", "digits_gh.yaml", "--trainer.max_epochs", "1", "--trainer.devices", "2"]
+    options += ["--trainer.accelerator", "cpu", "--trainer.strategy", strategy]
+    command = [str(Path(sys.executable).with_name("fl-lightning")), "fit", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=True)
+    assert done.stderr == ""
+    begins = ["loading Digits …", "training rounds 1 to 1, 20 clients each …", "round 1/1", "run folder: "]
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("estimate: ")]
+    for line, begin in zip(lines, begins, strict=True):
+        assert line.startswith(begin)

@@ -3,9 +3,11 @@
 import io
 import itertools
 import re
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import yaml
 from lib.command import TINY, fit, run
 from lib.toy import GivenData, Linear, Quadratic, ToyData, trainer
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers import WandbLogger
 from rich.console import Console
 from torch.utils.data import DataLoader
 
@@ -22,6 +25,7 @@ from fl_lightning import FederatedCallback, FederatedOrchestrator, RunFolder, ru
 from fl_lightning.callbacks import ConflictMonitor, GradientHarmonization
 from fl_lightning.runs.display.progress import Display, Fitting, RoundProgress
 from fl_lightning.runs.display.timer import RoundTimer
+from fl_lightning.runs.loggers.wandb import dashboard_hints
 
 SPOKEN = r"\d+\.\d\d s/round \(local \d+%, server \d+%(, monitors \d+%)?\)"
 
@@ -99,6 +103,38 @@ def test_plain_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> No
     for round, left, line in zip((1, 2), (r"  \d:\d\d:\d\d left", ""), out[3:5], strict=True):
         assert re.fullmatch(rf"round {round}/2  {metrics}  {SPOKEN}{left}", line), line
     assert out[5].startswith("run folder: ")
+
+
+def test_plain_lines_in_a_cell_of_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A ``!`` cell says that it is a terminal, and shows each change of a bar below the one before."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for kernel, is_plain in (("1234", True), (None, False)):
+        monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+        if kernel:
+            monkeypatch.setenv("JPY_PARENT_PID", kernel)
+        train()
+        out = capsys.readouterr().out
+        assert ("\x1b[" not in out, "\r" not in out) == (is_plain, is_plain)
+        assert ("training rounds 1 to 2" in out) == is_plain
+
+
+@pytest.mark.parametrize(
+    ("settings", "hints"),
+    [
+        ({"entity": "team"}, ["fl-lightning dashboard --entity team --project p makes its dashboard"]),
+        ({"offline": True}, ["once the run is sent, fl-lightning dashboard --project p makes its dashboard"]),
+        ({"entity": "dummy", "disabled": True}, []),
+    ],
+)
+def test_the_command_that_makes_the_dashboard_of_a_wandb_run(settings: dict[str, Any], hints: list[str]) -> None:
+    logger: Any = WandbLogger()
+    facts = {"project": "p", "entity": "", "offline": False, "disabled": False}
+    logger._experiment = SimpleNamespace(**facts | settings)
+    for is_first in (True, False):
+        shown: Any = SimpleNamespace(is_global_zero=is_first, loggers=[logger])
+        assert dashboard_hints(shown) == [f"W&B: {hint}" for hint in hints if is_first]
 
 
 @pytest.mark.parametrize(("rules", "shown"), [([], "1.0000"), ([GradientHarmonization()], "1.0000 → 0.0000")])
