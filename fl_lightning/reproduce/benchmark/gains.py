@@ -34,7 +34,8 @@ def gains(results: pd.DataFrame, measure: str) -> pd.DataFrame:
     apart = values.sub(values[BASELINE], axis=0)
     table = pd.DataFrame({"level": values.mean(), "seeds": values.count()})
     table[["gain", "half"]] = [interval(apart[method]) for method in table.index]
-    table["p"] = [_p(apart[method]) if method != BASELINE else math.nan for method in table.index]
+    table["p"] = [_p(apart[method]) for method in table.index]
+    table.loc[BASELINE, "p"] = math.nan
     by_method = results.groupby(METHOD)
     sent = by_method[[UP, DOWN]].median()
     table[["up", "down"]] = sent / sent.loc[BASELINE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.helps.class_lists import first_sentence
 from fl_lightning.report.elements import pipes
 from fl_lightning.report.numbers import fixed
 from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm
@@ -21,6 +23,7 @@ from fl_lightning.reproduce.benchmark.picture import draw
 from fl_lightning.reproduce.benchmark.problems import Problem, problem_of, results_of
 from fl_lightning.reproduce.benchmark.search import BUDGETS, METHOD, TRY
 from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, place_of, typical, values_in
+from fl_lightning.reproduce.experiments.experiment import Cell
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.outcome import tables
 
@@ -173,21 +176,19 @@ def _advice(answer: Answer) -> list[str]:
 
 
 def _what_it_does(problem: Problem, method: str) -> str:
-    """Return what the docstring of a method's class says that it does, after a comma; empty for no class."""
+    """Return what the docstring of a method's first class says that it does, after a comma; empty for no class."""
     from fl_lightning import callbacks  # here, because the import takes seconds
 
-    for cell in problem.experiment.cells:
-        if cell.labels[METHOD] == method:
-            for name in _words(" ".join(cell.options)):
-                cls = getattr(callbacks, name, None)
-                if cls is not None:
-                    sentence = " ".join((cls.__doc__ or "").split()).partition(" (")[0].partition(". ")[0]
-                    return f", which {sentence[:1].lower()}{sentence[1:]}"
-    return ""
+    words = re.findall(r"\w+", " ".join(_cell_of(problem, method).options))
+    classes = [getattr(callbacks, word) for word in words if hasattr(callbacks, word)]
+    if not classes:
+        return ""
+    sentence = first_sentence(classes[0]).partition(" (")[0]
+    return f", which {sentence[:1].lower()}{sentence[1:]}"
 
 
-def _words(text: str) -> list[str]:
-    return "".join(letter if letter.isalnum() else " " for letter in text).split()
+def _cell_of(problem: Problem, method: str) -> Cell:
+    return next(cell for cell in problem.experiment.cells if cell.labels[METHOD] == method)
 
 
 def command_of(problem: Problem, method: str) -> str:
@@ -195,9 +196,8 @@ def command_of(problem: Problem, method: str) -> str:
 
     Of a number the geometric mean is taken, of other values the most frequent one.
     """
-    cell = next(cell for cell in problem.experiment.cells if cell.labels[METHOD] == method)
     parts = ["fl-lightning fit --config YOURS.yaml"]
-    parts += [shlex.quote(argument) for argument in cell.options]
+    parts += [shlex.quote(argument) for argument in _cell_of(problem, method).options]
     for name, value in typical(_chosen(problem, method), _space(problem, method)).items():
         if name != DECAY:
             parts.append(f"--{name}={value}")

@@ -43,7 +43,10 @@ def draw(shared: Space, own: Space, method: str, seed: int, count: int) -> list[
         ConfigurationError: a distribution is of none of the three forms.
     """
     columns = _columns(shared, [seed], count) | _columns(own, [seed, crc32(method.encode())], count)
-    return [{name: values[at] for name, values in columns.items()} for at in range(count)]
+    drawn = []
+    for at in range(count):
+        drawn.append({name: values[at] for name, values in columns.items()})
+    return drawn
 
 
 def _columns(space: Space, stream: Sequence[int], count: int) -> dict[str, list[Any]]:
