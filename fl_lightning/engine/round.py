@@ -190,7 +190,7 @@ class Round:
         message = f"round {self.number}: client {self._policy.label(client)} is left out: {reason}"
         if self._policy.on_bad_update == "raise":
             raise ending(message, error) from error
-        kind = (client, re.sub(r"\d+", "", reason))
+        kind = (client, re.sub(r"\b\d[\d.e+-]*", "", reason))  # float32 is a word, and stays
         if speaks and kind not in self._policy.told:
             self._policy.told.add(kind)
             self._untold.append(message)

@@ -8,7 +8,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (DOCS / "how-to" / "own-data.md", DOCS / "reference" / "partitions.md")
-ARRAYS, OWN, _, _, SPIRALS, ORDINARY, TABLE, HUGGING_FACE, FLOWER, NAMED, COUNTIES, TEXTS, WORLD = (
+ARRAYS, OWN, _, _, SPIRALS, ORDINARY, TABLE, SERIES, HUGGING_FACE, FLOWER, NAMED, COUNTIES, TEXTS, WORLD = (
     text for page in PAGES for text in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 )
 
@@ -33,6 +33,7 @@ ARRAYS, OWN, _, _, SPIRALS, ORDINARY, TABLE, HUGGING_FACE, FLOWER, NAMED, COUNTI
             (4, 2),
         ),
         ([TABLE], "(data.client_names, data.sizes.tolist())", (["bern", "oslo", "rome"], [1, 1, 2])),
+        ([SERIES], "(data.client_names, data.sizes.tolist())", (["bern", "oslo", "rome"], [136] * 3)),
         ([HUGGING_FACE], "(writers.client_names, writers.sizes.tolist())", (["al", "bo", "cy"], [10, 20, 10])),
         ([HUGGING_FACE, FLOWER], "(skewed.sizes.sum().item(), data.sizes.sum().item())", (40, 40)),
         (
