@@ -13,12 +13,11 @@ from typing import Any
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import layers_of
+from fl_lightning.fit.read_config import config_of
 from fl_lightning.reproduce.benchmark.space import Settings, as_options, draw, name_of
 from fl_lightning.reproduce.experiments.choosing import select
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.experiments.grid import option
-from fl_lightning.reproduce.experiments.scale import ROUNDS
 from fl_lightning.reproduce.outcome.numbers import RESULTS, read
 from fl_lightning.reproduce.run_options import RunOptions
 from fl_lightning.reproduce.running import run
@@ -125,8 +124,8 @@ def in_draws(experiment: Experiment, seeds: Sequence[int]) -> Experiment:
 
     That part has its own schedule of the learning rate, so that a decay shows what it can do.
     """
-    rounds = rounds_of(experiment)
-    every = _last(experiment, "trainer", "check_val_every_n_epoch") or 1
+    trainer = _trainer(experiment)
+    rounds, every = trainer["max_epochs"], trainer["check_val_every_n_epoch"] or 1
     short = max(1, round(rounds / PART / every)) * every  # ends with an evaluation
     cells = []
     for cell in experiment.cells:
@@ -159,16 +158,14 @@ def in_tests(experiment: Experiment, kept: Kept) -> Experiment:
 
 
 def rounds_of(experiment: Experiment) -> int:
-    """Return the rounds of a problem: those that its cells set, or else its config's."""
-    named = [argument for argument in experiment.cells[0].options if argument.startswith("--trainer.max_epochs=")]
-    if named:
-        return int(named[-1].partition("=")[2])
-    return int(_last(experiment, *ROUNDS))
+    """Return the rounds of a problem, as ``fit`` reads them from its config and its cells."""
+    return int(_trainer(experiment)["max_epochs"])
 
 
-def _last(experiment: Experiment, *keys: str) -> Any:
-    """Return what a config, or else the nearest file that it builds on, sets; None for nothing."""
-    return next(reversed(layers_of(experiment.config, *keys)), None)
+def _trainer(experiment: Experiment) -> Mapping[str, Any]:
+    arguments = [f"--config={experiment.config}", *experiment.cells[0].options]
+    trainer: Mapping[str, Any] = config_of(arguments)["trainer"]
+    return trainer
 
 
 def _drawn(experiment: Experiment, cell: Cell, seed: int) -> dict[str, Settings]:

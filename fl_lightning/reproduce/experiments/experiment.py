@@ -134,7 +134,7 @@ class Experiment:
         scale: name of the scale at which the experiment is run (scale.py); empty for the paper's own.
         reduced: a sentence that says how the scale differs from the paper's experiment; the tables begin with it.
         pace: rounds of a run for each round of the paper's.
-        tuning: what the methods draw before they are compared; None if the cells give all of their options.
+        tuning: the distributions from which the methods draw options before they are compared; None for no search.
         prints: whether tables and pictures of the results are written and printed; else the caller tells them.
         noted: metrics that the results record beside the measures, and that no table shows.
         pooled: label, by its axis, of a row for all cells together, whose measures are correlations over the clients

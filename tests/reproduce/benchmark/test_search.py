@@ -14,13 +14,14 @@ from fl_lightning.fit.read_config import callbacks_of, config_of
 from fl_lightning.reproduce.benchmark import search
 from fl_lightning.reproduce.benchmark.search import in_draws, in_final, in_tests, searched, short_name, with_rule
 from fl_lightning.reproduce.command import command
+from fl_lightning.reproduce.experiments.choosing import with_options
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment, Tuning
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.experiments.scale import at_scale
 from fl_lightning.reproduce.run_options import RunOptions
 
 SEARCHED = [experiment for experiment in experiments().values() if experiment.tuning]
-CONFIG = "trainer: {max_epochs: 40, check_val_every_n_epoch: 4}"
+CONFIG = "base: digits_gh.yaml\ntrainer: {max_epochs: 40, check_val_every_n_epoch: 4}"
 
 
 def experiment(folder: Path, **settings: Any) -> Experiment:
@@ -54,6 +55,12 @@ def test_draws_are_trained_for_a_third_of_the_rounds(tmp_path: Path) -> None:
     with_decay = [cell for cell in draws.cells if "cosine" in cell.labels["try"]]
     assert len(with_decay) == 24
     assert all("T_max: 12" in " ".join(cell.options) for cell in with_decay)
+
+
+def test_rounds_given_for_all_runs_are_the_problems(tmp_path: Path) -> None:
+    """Written with a blank or with an equals sign."""
+    cells = with_options(experiment(tmp_path).cells, ["--trainer.max_epochs", "24"])
+    assert in_draws(experiment(tmp_path, cells=tuple(cells)), [1]).cells[0].options[-1] == "--trainer.max_epochs=8"
 
 
 def test_the_best_are_trained_to_the_end_and_tested_with_other_seeds(tmp_path: Path) -> None:
