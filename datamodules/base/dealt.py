@@ -1,11 +1,12 @@
 """Dealt: one training set, dealt to clients."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
@@ -27,6 +28,10 @@ class Dealt:
         names: the name of each client; None for clients without names.
         num_new: number of clients that never train: the last ones.
         kept: the examples on which clients evaluate, and the rows that are each client's own; None if there are none.
+        evaluation: the test set; empty if there is none.
+        domains: (m,) domain of each example of the test set; None for data without domains.
+        validation: the examples on which validation evaluates in place of the test set; None for the test set.
+        proxy: the server's proxy set, and the (p,) class of each of its examples; None if there is none.
     """
 
     examples: Examples
@@ -36,6 +41,10 @@ class Dealt:
     names: Sequence[str] | None = None
     kept: tuple[Examples, Parts] | None = None
     num_new: int = 0
+    evaluation: Examples = field(default_factory=lambda: TensorDataset(torch.empty(0)))
+    domains: NDArray[Any] | None = None
+    validation: Examples | None = None
+    proxy: tuple[Examples, Tensor] | None = None
 
     @property
     def trained(self) -> Parts:
@@ -151,9 +160,30 @@ def hold_out(parts: Parts, share: float, seed: int) -> tuple[Parts, Parts]:
     return Parts(parts.rows[~kept], parts.sizes - counts), Parts(parts.rows[kept], counts)
 
 
-def in_order(dataset: TensorDataset, batch_size: int) -> DataLoader[Any]:
-    """Return a loader of a data set in memory, in order; each batch is one slice of a tensor."""
-    batches = [slice(i, i + batch_size) for i in range(0, len(dataset), batch_size)]
+def mask_of(count: int, *rows: Tensor) -> Tensor:
+    """Return the bool mask (``count``,) of some rows (m,)."""
+    mask = torch.zeros(count, dtype=torch.bool)
+    for part in rows:
+        mask[part] = True
+    return mask
+
+
+def in_order(examples: Examples, batch_size: int) -> DataLoader[Any]:
+    """Return a loader of examples, in order; in memory, each batch is one slice of a tensor."""
+    dataset: Any = examples
     # Without a generator of its own, the DataLoader would draw a seed for its workers from the global one, and training
     # would depend on how often the model is evaluated.
-    return DataLoader(dataset, batch_size=None, sampler=batches, generator=torch.Generator())
+    own = torch.Generator()
+    if not isinstance(dataset, TensorDataset):
+        return DataLoader(dataset, batch_size, generator=own)
+    batches = [slice(i, i + batch_size) for i in range(0, len(dataset), batch_size)]
+    return DataLoader(dataset, batch_size=None, sampler=batches, generator=own)
+
+
+def in_batches(examples: Examples, batches: Iterable[Tensor]) -> DataLoader[Any]:
+    """Return a loader of the examples in batches of rows (B,)."""
+    dataset: Any = examples
+    if isinstance(dataset, TensorDataset):
+        return DataLoader(dataset, batch_size=None, sampler=batches)
+    lists: Any = batches
+    return DataLoader(dataset, batch_sampler=lists)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,16 +11,27 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, count_new, hold_out, in_order, new_last
+from fl_lightning.datamodules.base.dealt import (
+    Dealt,
+    check_held_out,
+    count_new,
+    hold_out,
+    in_batches,
+    in_order,
+    mask_of,
+    new_last,
+)
 from fl_lightning.datamodules.base.domains import batches_by_domain, with_domains
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.settings import Federation, Unpack
+from fl_lightning.datamodules.base.source import NOTHING, Source, of_tensors, to_read
 from fl_lightning.datamodules.changes.corruption import Corruption
 from fl_lightning.datamodules.changes.long_tail import long_tail, tail_sizes
 from fl_lightning.datamodules.changes.proxy_set import Balanced, Shuffled, draw_proxy
 from fl_lightning.datamodules.partition import IID, DomainDirichlet, Partition
 from fl_lightning.datamodules.partition.base import check_enough
 from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
+from fl_lightning.engine.federation.batches import Examples
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 from fl_lightning.later import later
 from fl_lightning.seeding import numpy_generator
@@ -141,6 +151,11 @@ class LabelledData(FederatedDataModule):
         """Return the (n,) name of the client of each training or test example; None if the data name no clients."""
         return None
 
+    def client_order(self) -> Sequence[str] | None:
+        """Return the names of the clients with which the data come, by number; in sorted order by default."""
+        names = self.clients(True)
+        return None if names is None else sorted(set(names))
+
     def shifted(self, inputs: Tensor, *parts: Parts) -> Tensor:
         """Return the inputs (n, ...) as the clients that hold ``parts`` see them; by default the inputs themselves."""
         return inputs
@@ -150,12 +165,11 @@ class LabelledData(FederatedDataModule):
         return None
 
     @override
-    def domain_batches(self) -> Mapping[str, Iterable[list[Tensor]]]:
-        domains = self.domains(False)
-        if domains is None:
+    def domain_batches(self) -> Mapping[str, Iterable[Any]]:
+        dealt = self._dealt
+        if dealt.domains is None:
             return {}
-        evaluated = np.asarray(domains)[self._dealt.evaluated.numpy()]
-        return batches_by_domain(evaluated, self._dealt.evaluation, self.eval_batch_size)
+        return batches_by_domain(dealt.domains, dealt.evaluation, self.eval_batch_size)
 
     def groups(self) -> Tensor | None:
         """Return the (n,) number of each training example's group (writer, speaker, device); None if unknown.
@@ -194,11 +208,10 @@ class LabelledData(FederatedDataModule):
         if isinstance(self.partition, DomainDirichlet):
             names: Sequence[str] | None = self.partition.names(self.domains(True) or ())
         else:
-            given = self.clients(True) if self._is_natural else None
-            names = None if given is None else sorted(set(given))
+            names = self.client_order() if self._is_natural else None
         return names and [names[client] for client in new_last(len(names), self.new_clients, self.seed)]
 
-    def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
+    def held_out_batches(self, client: int) -> Iterator[Any]:
         """Return the client's own examples for its evaluation, in batches of ``eval_batch_size``, in order.
 
         They are the examples that the client keeps back from training, or the test examples that are the client's.
@@ -210,20 +223,26 @@ class LabelledData(FederatedDataModule):
 
         The papers evaluate on the test set every round.
         """
-        return in_order(self._dealt.validation or self._dealt.evaluation, self.eval_batch_size)
+        examples = self._dealt.evaluation if self._dealt.validation is None else self._dealt.validation
+        return in_order(examples, self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Return the test set without proxy examples, in order."""
         return in_order(self._dealt.evaluation, self.eval_batch_size)
 
+    def leave_tests_out(self) -> None:
+        """Leave evaluation to the client module's own loaders, for data without a test set."""
+        self.test_dataloader = super().test_dataloader  # type: ignore[method-assign]
+        if self.validation_examples is None:
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
+
     def proxy_dataloader(self) -> DataLoader[Any] | None:
         """Return the proxy set in an order drawn from torch's global generator; None if ``proxy_per_class`` is 0."""
-        dataset = self._dealt.proxy
-        if not len(dataset):
+        if self._dealt.proxy is None:
             return None
-        labels = self.labels(dataset.tensors[1])
-        batches = (Balanced if self.proxy_balanced else Shuffled)(labels, self.proxy_batch_size)
-        return DataLoader(dataset, batch_size=None, sampler=batches)
+        examples, classes = self._dealt.proxy
+        batches = (Balanced if self.proxy_balanced else Shuffled)(classes, self.proxy_batch_size)
+        return in_batches(examples, batches)
 
     def measure_inputs(self, inputs: Tensor, trained: Tensor) -> None:
         """Measure what the data module has to know of its inputs; nothing by default.
@@ -233,91 +252,98 @@ class LabelledData(FederatedDataModule):
             trained: rows (m,) of the inputs on which clients train, in ascending order.
         """
 
-    def unread(self, train: bool) -> "Unread | None":
-        """Find the training or the test set without reading its inputs; None where :meth:`load` reads them at once.
+    def find_source(self, train: bool) -> Source | None:
+        """Return the training or the test set as it comes; None for data without a test set.
 
-        It is asked for where only a part of the examples is used.
+        By default, these are the inputs and targets that :meth:`load` reads. A subclass that can tell the targets
+        before it reads the inputs returns :meth:`unread` instead.
         """
-        return None
+        inputs, targets = self._checked(*self.load(train))
+        return of_tensors(inputs, targets, self.labels(targets))
+
+    def unread(self, read: Callable[[Tensor], Tensor], targets: Tensor) -> Source:
+        """Return a source of targets (n, ...) and of inputs that are read once it is known which of them a run uses.
+
+        Args:
+            read: function that reads the inputs (m, ...) of the examples in rows (m,), which ascend; m may be 0.
+            targets: the targets.
+        """
+        self._check_labels(len(targets), targets)
+
+        def checked(rows: Tensor) -> Tensor:
+            inputs = read(rows)
+            return self._checked(inputs, targets[rows])[0] if len(rows) else inputs
+
+        return to_read(checked, targets, self.labels(targets))
 
     @cached_property
-    def _dealt(self) -> "_Loaded":
-        train = self._find_set(True)
-        test = self._find_set(False)
-        sets = {"train": train, "test": test}
-        source = sets[self.proxy_source]
-        sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail).tolist()
-        in_proxy = draw_proxy(self.labels(source.targets), sizes, numpy_generator(self.seed, "proxy"))
-        free = {name: torch.ones(len(examples.targets), dtype=torch.bool) for name, examples in sets.items()}
-        free[self.proxy_source] &= ~in_proxy
-        validation = None
-        if self.validation_examples is not None:
-            validating = self._draw_examples("validation", free["train"], self.validation_examples)
-            validation = self._examples_of(train, validating)
-            free["train"] = free["train"] & ~validating
+    def _dealt(self) -> Dealt:
+        """The training set as it is dealt: one line a step, in the order that the class's docstring states."""
+        sets = {"train": self._opened(True), "test": self._opened(False)}
+        train, test = sets["train"], sets["test"]
+        free = {name: torch.ones(source.count, dtype=torch.bool) for name, source in sets.items()}
+        proxy = self._draw_proxy(sets[self.proxy_source])
+        free[self.proxy_source] &= ~proxy
+        validation = self._draw_examples("validation", free["train"], self.validation_examples or 0)
+        free["train"] &= ~validation
         free["train"] = self._draw_examples("train", free["train"], self.train_examples)
         free["test"] = self._draw_examples("test", free["test"], self.test_examples)
-        parts = self._deal(self.labels(train.targets), free["train"].nonzero().flatten())
-        targets = train.targets
-        stamped = torch.zeros(len(targets), dtype=torch.bool)
-        if self.corruption is not None:
-            training = parts.first(self.num_clients)
-            targets = self.corruption.corrupt(
-                targets, training, self.num_classes, numpy_generator(self.seed, "corruption")
-            )
-            stamped[self.corruption.rows_to_change(training, numpy_generator(self.seed, "corruption"))] = True
-        own_tests = self._own_tests(free["test"].nonzero().flatten())
+        free["train"] = self._thin_out(train, free["train"])
+        parts = self._split(train, free["train"])
+        targets, changed = self._corrupt(train, parts)
         parts, kept = hold_out(parts, self.held_out, self.seed)
-        used = _mask(len(targets), parts, kept) if isinstance(train, Unread) else None
-        parts, kept = _among(parts, used), _among(kept, used)
-        inputs = self.shifted(self._inputs_of(train, used), parts, kept)
-        if self.corruption is not None and stamped.any():
-            rows = (stamped if used is None else stamped[used]).nonzero().flatten()
-            inputs = self.corruption.corrupt_inputs(inputs, rows)
-        examples = TensorDataset(inputs, targets if used is None else targets[used])
-        test_inputs = self._inputs_of(test, free["test"])
-        if own_tests is not None:
-            own_tests = _among(own_tests, free["test"])
-            test_inputs = self.shifted(test_inputs, own_tests)
-        evaluation = TensorDataset(test_inputs, test.targets[free["test"]])
+        own_tests = self._own_tests(free["test"])
+        used = mask_of(train.count, parts.rows, kept.rows)
+        if train.is_read:
+            used[:] = True  # rows keep their numbers
+        parts, kept = parts.renumbered(used), kept.renumbered(used)
+        examples = self._change(train.among(used, targets), changed[used], parts, kept)
+        evaluation = self._change(test.among(free["test"]), None, *([] if own_tests is None else [own_tests]))
         trained = parts.first(self.num_clients)
-        self.measure_inputs(inputs, _mask(len(inputs), trained).nonzero().flatten())
-        return _Loaded(
+        if isinstance(examples, TensorDataset):
+            self.measure_inputs(examples.tensors[0], mask_of(len(examples), trained.rows).nonzero().flatten())
+        classes = train.classes if targets is None else self.labels(targets)
+        domains = self.domains(False)
+        return Dealt(
             examples=examples,
             parts=parts,
-            classes=self.labels(examples.tensors[1]),
-            num_classes=self.num_classes,
+            classes=None if classes is None else classes[used],
+            num_classes=0 if classes is None else self.num_classes,
+            names=self._names,
             num_new=self.num_new,
             kept=(examples, kept) if own_tests is None else (evaluation, own_tests),
             evaluation=evaluation,
-            evaluated=free["test"],
-            validation=validation,
-            proxy=self._examples_of(source, in_proxy),
+            domains=None if domains is None else np.asarray(domains)[free["test"].numpy()],
+            validation=train.among(validation) if self.validation_examples else None,
+            proxy=self._proxy_of(sets[self.proxy_source], proxy),
         )
 
-    def _examples_of(self, examples: "Unread | _Read", mask: Tensor) -> TensorDataset:
-        """Return the examples for which a mask (n,) is true."""
-        return TensorDataset(self._inputs_of(examples, mask), examples.targets[mask])
+    def _opened(self, train: bool) -> Source:
+        """Return the training or the test set, read already unless only a part of it is used."""
+        is_part = self.long_tail > 1 or self.train_examples is not None if train else self.test_examples is not None
+        source = self.find_source(train)
+        if source is None:
+            return NOTHING
+        return source if is_part else source.opened()
 
-    def _find_set(self, train: bool) -> "Unread | _Read":
-        """Find or read the training or the test set."""
-        is_part = self.long_tail > 1 if train else False
-        is_part = is_part or (self.train_examples if train else self.test_examples) is not None
-        unread = self.unread(train) if is_part else None
-        if unread is None:
-            return _Read(*self._checked(*self.load(train)))
-        self._check_labels(len(unread.targets), unread.targets)
-        return unread
+    def _draw_proxy(self, source: Source) -> Tensor:
+        """Draw the (n,) bool mask of the examples that become the proxy set."""
+        if not self.proxy_per_class:
+            return torch.zeros(source.count, dtype=torch.bool)
+        if not source.count:
+            raise ConfigurationError(
+                f"proxy_source {self.proxy_source} needs a test set, but {type(self).__name__} has none: set "
+                "proxy_source to train"
+            )
+        classes = self._needed(source, "proxy_per_class")
+        sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail).tolist()
+        return draw_proxy(classes, sizes, numpy_generator(self.seed, "proxy"))
 
-    def _inputs_of(self, examples: "Unread | _Read", mask: Tensor | None) -> Tensor:
-        """Return the inputs of those examples for which a mask (n,) is true; of all without a mask, not copied."""
-        if isinstance(examples, _Read):
-            return examples.inputs if mask is None else examples.inputs[mask]
-        rows = torch.arange(len(examples.targets)) if mask is None else mask.nonzero().flatten()
-        inputs = examples.read(rows)
-        if len(rows):
-            inputs, _ = self._checked(inputs, examples.targets[rows])
-        return inputs
+    def _proxy_of(self, source: Source, mask: Tensor) -> tuple[Examples, Tensor] | None:
+        """Return the proxy set, and the (n,) class of each of its examples; None if there is no proxy set."""
+        if not self.proxy_per_class:
+            return None
+        return source.among(mask), self._needed(source, "proxy_per_class")[mask]
 
     def _draw_examples(self, name: str, free: Tensor, number: int | None) -> Tensor:
         """Draw the (n,) bool mask of the examples of a set to use, among those that are free."""
@@ -330,31 +356,23 @@ class LabelledData(FederatedDataModule):
                 f"{number}: lower {name}_examples, or leave it out for all"
             )
         generator = numpy_generator(self.seed, f"{name} examples")
-        mask = torch.zeros_like(free)
-        mask[rows[torch.from_numpy(generator.choice(len(rows), number, replace=False))]] = True
-        return mask
+        return mask_of(len(free), rows[torch.from_numpy(generator.choice(len(rows), number, replace=False))])
 
-    def _own_tests(self, rows: Tensor) -> Parts | None:
-        """Return each client's rows of the test set, among ``rows``; None if clients hold out, or have no such rows."""
-        clients = self.clients(False) if self._is_natural and not self.held_out else None
-        return None if clients is None else self._parts_by_name(clients, rows)
+    def _thin_out(self, train: Source, free: Tensor) -> Tensor:
+        """Return the (n,) bool mask of the free training examples that the long tail keeps."""
+        if self.long_tail == 1:
+            return free
+        rows = free.nonzero().flatten()
+        classes = self._needed(train, "long_tail")[rows]
+        return mask_of(len(free), rows[long_tail(classes, self.long_tail, numpy_generator(self.seed, "long tail"))])
 
-    def _parts_by_name(self, clients: Sequence[str], rows: Tensor) -> Parts:
-        """Return each named client's rows among ``rows``, given the (n,) name of each example's client."""
-        names = self._names or []
-        numbers = {name: number for number, name in enumerate(names)}
-        owners = torch.tensor([numbers.get(name, len(names)) for name in clients])[rows]
-        known = owners < len(names)  # test examples of a client that does not train are nobody's
-        return Parts.of(rows_of(owners[known].numpy(), len(names))).among(rows[known])
-
-    def _deal(self, labels: Tensor, rows: Tensor) -> Parts:
-        """Deal ``rows`` of the training set to the clients, thinned out by the long tail; return each client's rows."""
-        if self.long_tail > 1:
-            rows = rows[long_tail(labels[rows], self.long_tail, numpy_generator(self.seed, "long tail"))]
-        clients = self.clients(True) if self._is_natural else None
-        if clients is not None:
-            return self._parts_by_name(clients, rows)
-        by = self._dealt_by(labels)
+    def _split(self, train: Source, free: Tensor) -> Parts:
+        """Deal the free training examples to the clients; return each client's rows of the training set."""
+        rows = free.nonzero().flatten()
+        owners = self.clients(True) if self._is_natural else None
+        if owners is not None:
+            return self._parts_by_name(owners, rows)
+        by = self._dealt_by(train)
         if self.partition.column:
             raise ConfigurationError(
                 f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no column "
@@ -366,9 +384,60 @@ class LabelledData(FederatedDataModule):
             parts = parts.in_order(new_last(len(parts), self.new_clients, self.seed))
         return parts.among(rows)
 
-    def _dealt_by(self, labels: Tensor) -> Tensor:
-        """Return the numbers by which the partition deals the training set, given its classes (n,)."""
+    def _parts_by_name(self, owners: Sequence[str], rows: Tensor) -> Parts:
+        """Return each named client's rows among ``rows``, given the (n,) name of each example's client."""
+        names = self._names or []
+        numbers = {name: number for number, name in enumerate(names)}
+        own = torch.tensor([numbers.get(name, len(names)) for name in owners], dtype=torch.int64)[rows]
+        known = own < len(names)  # test examples of a client that does not train are nobody's
+        return Parts.of(rows_of(own[known].numpy(), len(names))).among(rows[known])
+
+    def _corrupt(self, train: Source, parts: Parts) -> tuple[Tensor | None, Tensor]:
+        """Return the (n, ...) targets to train on, None for the examples' own, and the mask (n,) of changed inputs."""
+        changed = torch.zeros(train.count, dtype=torch.bool)
+        if self.corruption is None:
+            return None, changed
+        training = parts.first(self.num_clients)
+        own: Any = train.targets
+        self._needed(train, "corruption")
+        draws = [numpy_generator(self.seed, "corruption") for _ in range(2)]
+        targets = self.corruption.corrupt(own, training, self.num_classes, draws[0])
+        changed[self.corruption.rows_to_change(training, draws[1])] = True
+        return targets, changed
+
+    def _own_tests(self, tested: Tensor) -> Parts | None:
+        """Return each client's rows among those tested; None if clients hold out, or have no such rows."""
+        owners = self.clients(False) if self._is_natural and not self.held_out else None
+        if owners is None:
+            return None
+        return self._parts_by_name(owners, tested.nonzero().flatten()).renumbered(tested)
+
+    def _change(self, examples: Examples, changed: Tensor | None, *parts: Parts) -> Examples:
+        """Return the examples as the clients that hold ``parts`` see them, with changed inputs of a mask (n,)."""
+        if not isinstance(examples, TensorDataset):
+            if changed is not None and changed.any():
+                raise ConfigurationError(
+                    f"expected inputs in memory for {type(self.corruption).__name__}, got examples that are read one "
+                    "by one: choose another corruption"
+                )
+            return examples
+        inputs, *targets = examples.tensors
+        inputs = self.shifted(inputs, *parts)
+        if self.corruption is not None and changed is not None and changed.any():
+            inputs = self.corruption.corrupt_inputs(inputs, changed.nonzero().flatten())
+        return TensorDataset(inputs, *targets)
+
+    def _needed(self, source: Source, by: str) -> Tensor:
+        """Return the (n,) class of each example; refuse data without classes."""
+        if source.classes is None:
+            raise ConfigurationError(f"{by} goes by classes, but {type(self).__name__} has none: leave {by} out")
+        return source.classes
+
+    def _dealt_by(self, train: Source) -> Tensor:
+        """Return the numbers (n,) by which the partition deals the training set."""
         name, kind = type(self.partition).__name__, type(self).__name__
+        if self.partition.by == "nothing":
+            return torch.zeros(train.count, dtype=torch.int64)
         if self.partition.by == "groups":
             groups = self.groups()
             if groups is None:
@@ -384,8 +453,8 @@ class LabelledData(FederatedDataModule):
                     f"{name} divides domains, but {kind} knows no domains: choose another partition, set domain where "
                     "there is such an option, or define domains(train)"
                 )
-            return with_domains(domains, labels)
-        return labels
+            return with_domains(domains, self._needed(train, name))
+        return self._needed(train, name)
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""
@@ -404,43 +473,3 @@ class LabelledData(FederatedDataModule):
                 f"expected {type(self).__name__} to have labels from 0 to {self.num_classes - 1}, got "
                 f"{int(labels.min())} to {int(labels.max())}: set num_classes or renumber the labels"
             )
-
-
-@dataclass(frozen=True)
-class Unread:
-    """Labelled examples whose inputs are read once it is known which of them a run uses.
-
-    Attributes:
-        targets: (n, ...) targets of all examples.
-        read: function that reads the inputs (m, ...) of the examples in rows (m,), which ascend; m may be 0.
-    """
-
-    targets: Tensor
-    read: Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class _Read:
-    inputs: Tensor
-    targets: Tensor
-
-
-def _mask(count: int, *parts: Parts) -> Tensor:
-    """Return the (n,) bool mask of the rows in some parts."""
-    mask = torch.zeros(count, dtype=torch.bool)
-    for own in parts:
-        mask[own.rows] = True
-    return mask
-
-
-def _among(parts: Parts, mask: Tensor | None) -> Parts:
-    """Number the rows of parts anew, among those for which a mask is true; leave them without a mask."""
-    return parts if mask is None else Parts((mask.cumsum(0) - 1)[parts.rows], parts.sizes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Loaded(Dealt):
-    evaluation: TensorDataset
-    evaluated: Tensor  # (n,) whether each example of the test set is in ``evaluation``
-    validation: TensorDataset | None  # takes the place of ``evaluation`` in validation
-    proxy: TensorDataset  # may be empty

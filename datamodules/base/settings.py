@@ -89,6 +89,22 @@ class Boxed(Parted, total=False):
     num_clients: int
 
 
+class Dealing(Federation, total=False):
+    """The arguments of :class:`LabelledData`, but for how many clients there are and how the data are dealt to them."""
+
+    corruption: Corruption | None
+    long_tail: float
+    held_out: float
+    proxy_per_class: int
+    proxy_source: Literal["test", "train"]
+    proxy_long_tail: float
+    proxy_balanced: bool
+    proxy_batch_size: int
+    train_examples: int | None
+    test_examples: int | None
+    validation_examples: int | None
+
+
 class Generated(Parted, total=False):
     """All arguments of :class:`LabelledData`, but for ``num_clients``."""
 

@@ -45,7 +45,9 @@ class ImageFiles:
     labels: Tensor  # (n,) int64
 
     def only(self, rows: Tensor) -> "ImageFiles":
-        """Return the files of some rows (m,)."""
+        """Return the files of some rows (m,), which ascend."""
+        if len(rows) == len(self.files):
+            return self
         count = f"{self.split}, {len(rows)} of {len(self.files)}"
         return ImageFiles(self.folder, count, [self.files[row] for row in rows.tolist()], self.labels[rows])
 

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from fl_lightning.commands import some
 from fl_lightning.datamodules.base.domains import check_left_out, left_out_names
-from fl_lightning.datamodules.base.labelled import Unread
 from fl_lightning.datamodules.base.settings import Images, Unpack
+from fl_lightning.datamodules.base.source import Source
 from fl_lightning.datamodules.files.cache import CACHE
 from fl_lightning.datamodules.files.folder import (
     MODES,
@@ -152,9 +152,9 @@ class ImageFolder(ImageData):
         return self._read(files), files.labels
 
     @override
-    def unread(self, train: bool) -> Unread:
+    def find_source(self, train: bool) -> Source:
         files = self._files[train]
-        return Unread(files.labels, lambda rows: self._read(files.only(rows)))
+        return self.unread(lambda rows: self._read(files.only(rows)), files.labels)
 
     @override
     def measure_inputs(self, inputs: Tensor, trained: Tensor) -> None:

@@ -8,8 +8,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.labelled import Unread
 from fl_lightning.datamodules.base.settings import Images, Unpack
+from fl_lightning.datamodules.base.source import Source
 from fl_lightning.datamodules.files.cache import CACHE, cache_folder
 from fl_lightning.datamodules.files.download import download_whole
 from fl_lightning.datamodules.files.folder import (
@@ -115,12 +115,12 @@ class PublishedImages(ImageData):
         return images, labels
 
     @override
-    def unread(self, train: bool) -> Unread | None:
+    def find_source(self, train: bool) -> Source | None:
         image_folder = self.image_folder()
         if image_folder is None:
-            return None
+            return super().find_source(train)
         files = self._files(train, *image_folder)
-        return Unread(files.labels, lambda rows: self._read(files.only(rows)))
+        return self.unread(lambda rows: self._read(files.only(rows)), files.labels)
 
     def _files(self, train: bool, folder: Path, test: str) -> ImageFiles:
         files = list_images(folder, "train" if train else test, test, self.num_classes)

@@ -228,7 +228,7 @@ class HuggingFace(PartitionedData):
         """The test rows of each known client; a warning, which comes once, counts those of others."""
         if self._client is None or self._test is None or self._client not in self._test.column_names:
             return None
-        return own_rows(column_of(self._test, self._client), self._known, self._client, may_be_none=True)
+        return own_rows(column_of(self._test, self._client), self._known, self._client)
 
     def _trained_rows(self) -> Tensor:
         """Return the rows (m,) of the training set on which clients train."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, count_new, hold_out, in_order, new_last
-from fl_lightning.datamodules.base.domains import batches_by_domain, check_left_out, left_out_names
-from fl_lightning.datamodules.base.federated import FederatedDataModule
-from fl_lightning.datamodules.base.settings import Federation, Unpack
+from fl_lightning.datamodules.base.dealt import hold_out, mask_of, new_last
+from fl_lightning.datamodules.base.domains import check_left_out, left_out_names
+from fl_lightning.datamodules.base.labelled import LabelledData
+from fl_lightning.datamodules.base.settings import Dealing, Unpack
+from fl_lightning.datamodules.base.source import Source, of_tensors
 from fl_lightning.datamodules.images.image_folder import check_constants
-from fl_lightning.datamodules.partition import Natural
-from fl_lightning.datamodules.partition.steps.parts import Parts
+from fl_lightning.datamodules.partition import DomainDirichlet, Natural, Partition
+from fl_lightning.datamodules.partition.steps.parts import Ints, rows_of
 from fl_lightning.datamodules.tables.rows.names import as_written, distinct, in_both, positions
-from fl_lightning.datamodules.tables.rows.owners import own_rows
+from fl_lightning.datamodules.tables.rows.owners import owners_of
 from fl_lightning.engine.federation.raw import RawInputs
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.later import later
@@ -41,7 +40,7 @@ MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}  # that separate fields i
 FRACTION = re.compile(r"[-+]?(\d*|\d{1,3}([., ']\d{3})+)[.,]\d+(e[-+]?\d+)?", re.IGNORECASE)
 
 
-class Table(FederatedDataModule):
+class Table(LabelledData):
     """The rows of a table, in memory. Each distinct value of one column (hospital, user, writer) is a client.
 
     Clients are numbered in the sorted order of the values, which also name them (``client_names``). Batches are
@@ -58,20 +57,22 @@ class Table(FederatedDataModule):
         train: pandas DataFrame, or path of a CSV or parquet file, with the training rows.
         target: name of the target column, or a list of such names. Names of columns are taken as texts.
         client: name of the column that holds each row's client; None if all rows are one client's, as at a site of a
-            federation. In a CSV file, the names of clients, domains and classes are read as they are written: "007" is
-            not "7"; "NA" is a client or a domain, but no class.
+            federation. With a partition, the column is no feature, if there is one. In a CSV file, the names of
+            clients, domains and classes are read as they are written: "007" is not "7"; "NA" is a client or a domain,
+            but no class.
         features: names of the feature columns, which hold numbers or truth values; by default all other columns that
             have a name. A warning then names those that look like no measurements.
         test: table of the test rows, like ``train``; the client column may be missing, or hold other clients, too.
-        test_share: without ``test``, share in [0, 1) of each client's rows that become the test set instead of training
-            rows; drawn with the run's seed; at least one row of each client stays in training.
+        test_share: without ``test``, share in [0, 1) of each client's rows (with a partition, of all rows) that become
+            the test set instead of training rows; drawn with the run's seed; at least one row of each client stays in
+            training.
         eval_batch_size: rows per batch of the test set.
         task: ``"regression"`` keeps the numbers of any target column as float targets; ``"classification"`` makes
             classes of the values of any one target column; None decides by the type of the column, and refuses texts
             that may be meant as numbers ("1,5") and fractions among texts.
-        partition: ``Natural(column)`` in place of ``client``.
-        held_out: share of each client's training rows, in [0, 1), that the client keeps back from training for its
-            evaluation, in place of its rows of the test set; drawn with the run's seed.
+        partition: partition that deals the training rows to ``num_clients`` clients in place of ``client``;
+            ``Natural(column)`` is another way to name the column of clients.
+        num_clients: N, the number of clients, for a partition other than ``Natural`` and ``DomainDirichlet``.
         domain: name of a column of domains (countries, devices), which is no feature: :meth:`domain_batches` gives the
             test rows of each.
         leave_out: domains that do not train: their training rows become test rows.
@@ -79,8 +80,8 @@ class Table(FederatedDataModule):
         std: number above 0 by which each feature is then divided; None if ``mean`` is None.
         classes: all values of the target column that are classes, in the order of their numbers; by default, those that
             occur, in sorted order.
-        federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
-            :class:`FederatedDataModule`.
+        labelled: ``batch_size``, ``proxy_per_class``, ``long_tail``, ``corruption``, ``held_out`` and the other
+            arguments of :class:`LabelledData`; those that go by classes need a target of classes.
 
     Raises:
         ConfigurationError: an argument is outside its range; on loading, a file cannot be read or has other marks than
@@ -93,6 +94,8 @@ class Table(FederatedDataModule):
     from_statistics = ("mean", "std", "classes")
 
     @later(held_out=0.0, domain=None, leave_out=(), mean=None, std=None, classes=None)
+    @later(num_clients=None, corruption=None, long_tail=1.0, proxy_per_class=0, proxy_source="test")
+    @later(proxy_long_tail=1.0, proxy_balanced=False, proxy_batch_size=128, train_examples=None, test_examples=None)
     def __init__(
         self,
         train: Any,
@@ -103,16 +106,23 @@ class Table(FederatedDataModule):
         test_share: float = 0.0,
         eval_batch_size: int = 1000,
         task: Task | None = None,
-        partition: Natural | None = None,
-        held_out: float = 0.0,
+        partition: Partition | None = None,
         domain: str | None = None,
         leave_out: Sequence[str] = (),
         mean: list[float] | None = None,
         std: list[float] | None = None,
         classes: list[str] | list[int] | None = None,
-        **federation: Unpack[Federation],
+        num_clients: int | None = None,
+        **labelled: Unpack[Dealing],
     ) -> None:
-        super().__init__(**federation)
+        is_natural = partition is None or isinstance(partition, Natural)
+        _check_clients(client, partition, num_clients)
+        super().__init__(
+            num_clients=num_clients or 1,
+            partition=None if is_natural else partition,
+            eval_batch_size=eval_batch_size,
+            **labelled,
+        )
         if mean is not None or std is not None:
             mean, std = map(list, check_constants(mean, std, len(mean or std or ()), "columns"))
         if classes is not None and (len(set(classes)) < len(classes) or task == "regression"):
@@ -120,11 +130,10 @@ class Table(FederatedDataModule):
                 f"expected classes to be different values of one target, got {classes}: correct it"
             )
         self.mean, self.std, self.classes = mean, std, classes
-        check_held_out(held_out)
-        if not 0 <= test_share < 1 or (test is not None and test_share) or eval_batch_size < 1:
+        if not 0 <= test_share < 1 or (test is not None and test_share):
             raise ConfigurationError(
-                "expected test or a test_share in [0, 1), and eval_batch_size >= 1, got "
-                f"test_share={test_share}{' beside test' if test is not None else ''} and {eval_batch_size}: set one"
+                "expected test or a test_share in [0, 1), got "
+                f"test_share={test_share}{' beside test' if test is not None else ''}: set one"
             )
         self._targets = [*map(str, target if isinstance(target, list | tuple) else [target])]
         self.target = self._targets if isinstance(target, list | tuple) else self._targets[0]
@@ -137,33 +146,26 @@ class Table(FederatedDataModule):
         used = [*self._targets, *self.features]
         if len(set(used)) < len(used):
             raise ConfigurationError(f"target and features must name each column once, got {', '.join(used)}")
-        if partition is not None and (getattr(partition, "column", None) is None or client != "client"):
-            raise ConfigurationError(
-                f"expected client, or partition: Natural with a column, got {partition} and client={client}: give one"
-            )
-        column = partition.column if partition and partition.column else client
+        column = partition.column if isinstance(partition, Natural) else client
         self.client = None if column is None else str(column)
-        self.train, self.test, self.test_share, self.eval_batch_size = train, test, test_share, eval_batch_size
+        self.train, self.test, self.test_share = train, test, test_share
         self.task = task
-        self.held_out, self.domain, self.leave_out = held_out, domain, left_out_names(domain, leave_out)
-        has_tests = test is not None or test_share or leave_out
-        if has_tests:  # else the data module would hide the client module's own loaders
-            self.val_dataloader = self.test_dataloader = self._test_loader  # type: ignore[method-assign]
-
-    @cached_property
-    def num_clients(self) -> int:  # type: ignore[override]  # known on loading only
-        """N, the number of distinct values of the client column."""
-        return len(self._dealt.trained)
-
-    @cached_property
-    def client_names(self) -> list[str]:  # type: ignore[override]  # known on loading only
-        """The value of the client column for each client, as text, in the sorted order of the values."""
-        return self._dealt.names
+        self.domain, self.leave_out = domain, left_out_names(domain, leave_out)
+        self._has_tests = bool(test is not None or test_share or leave_out)
+        if not self._has_tests:
+            self.leave_tests_out()
 
     @property
     def class_names(self) -> list[Any]:
         """The value of the target column for each class, in sorted order; empty for regression."""
-        return self._dealt.class_names
+        return self._rows.class_names
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]  # known on loading only
+        """C, the number of classes; regression has no such attribute."""
+        if not self.class_names:
+            raise AttributeError("num_classes")
+        return len(self.class_names)
 
     @override
     def missing(self) -> str | None:
@@ -173,86 +175,84 @@ class Table(FederatedDataModule):
         return None
 
     @override
-    def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
-        """Return the client's own rows for its evaluation, in batches of ``eval_batch_size``, in order.
-
-        They are the rows that the client keeps back from training, or its rows of the test set.
-        """
-        return self._dealt.kept_batches(client, self.eval_batch_size)
+    def find_source(self, train: bool) -> Source | None:
+        return self._rows.train if train else self._rows.test
 
     @override
-    def domain_batches(self) -> Mapping[str, Iterable[list[Tensor]]]:
-        if self._dealt.domains is None:
-            return {}
-        return batches_by_domain(self._dealt.domains, self._dealt.evaluation, self.eval_batch_size)
+    def clients(self, train: bool) -> Sequence[Any] | None:
+        return self._rows.owners[train] if self._is_natural else None
 
-    def _test_loader(self) -> DataLoader[Any]:
-        return in_order(self._dealt.evaluation, self.eval_batch_size)
+    @override
+    def client_order(self) -> Sequence[str] | None:
+        return self._rows.names if self._is_natural else None
+
+    @override
+    def domains(self, train: bool) -> Sequence[str] | None:
+        return self._rows.domains[train] if self.domain else None
 
     @cached_property
-    def _dealt(self) -> _Loaded:
+    def _rows(self) -> _Rows:
+        """Both tables as they are read: which rows train, which evaluate, whose they are."""
         import pandas as pd
 
         train = self._read("train", self.train)
         test = train.iloc[:0] if self.test is None else self._read("test", self.test)
         own = [] if self.domain is None else [self.domain]
-        owners = [] if self.client is None else [self.client]
+        owners = [self.client] if self.client and (self._is_natural or self.client in train) else []
         others = [name for name in train.columns if name not in (*owners, *self._targets, *own)]
         names = self.features or [name for name in others if name and not name.startswith("Unnamed: ")]  # pandas' word
         _check_columns(train, "train", [*owners, *self._targets, *own, *names])
         _check_columns(test, "test", [*self._targets, *own, *names])
         if not names:
             raise ConfigurationError("expected the train table to have columns of features, got none: add one")
-        whole_domains, test_domains = self._domains(train, test)
-        left_out = whole_domains.isin(self.leave_out).to_numpy()
+        train_domains, test_domains = self._domains(train, test)
+        left_out = train_domains.isin(self.leave_out).to_numpy()
+        rows = np.flatnonzero(~left_out)
         whole, train = train, train[~left_out]
-        known = [ALL] if self.client is None else distinct(train[self.client], self.client)
-        clients = [known[client] for client in new_last(len(known), self.new_clients, self.seed)]
-        parts, kept = (_parts(table, self.client, clients) for table in (train, test))
-        if left_out.any():
-            test = pd.concat([test, whole[left_out]])  # these rows are no client's
+        column = self.client if self._is_natural else None
+        clients = [ALL] if column is None else distinct(train[column], column)
+        owned, tested = (_owners(table, column, clients, name) for table, name in ((train, "train"), (test, "test")))
+        tested = np.append(tested, np.full(left_out.sum(), -1))  # the rows of domains left out are no client's
+        test = pd.concat([test, whole[left_out]]) if left_out.any() else test
         classes = self._classes(train, test)
         if self.mean is not None:
             check_constants(self.mean, self.std, len(names), f"features ({', '.join(names)})")
         scale = (self.mean, self.std)
-        rows, test_rows = (TensorDataset(_floats(t, names, *scale), self._encode(t, classes)) for t in (train, test))
+        sets = [[_floats(table, names, *scale), self._encode(table, classes)] for table in (train, test)]
         if not self.features:
             _warn_of_odd(train[others], names, train[self._targets[0]])
-        domains = pd.concat([test_domains, whole_domains[left_out]])
+        domains = [train_domains[~left_out].to_numpy(), pd.concat([test_domains, train_domains[left_out]]).to_numpy()]
         if self.test_share:
-            parts, back = hold_out(parts, self.test_share, self.seed)
-            kept = Parts(torch.arange(len(back.rows)), back.sizes)
-            both = zip(rows[back.rows], test_rows.tensors, strict=True)
-            test_rows = TensorDataset(*[torch.cat(tensors) for tensors in both])
-            domains = pd.concat([whole_domains[~left_out].iloc[back.rows.numpy()], domains])
-        evaluated = (test_rows, kept)
-        if self.held_out:
-            parts, kept = hold_out(parts, self.held_out, self.seed)
-            evaluated = (rows, kept)
-        return _Loaded(
-            examples=rows,
-            parts=parts,
-            classes=rows.tensors[1] if classes else None,
-            num_classes=len(classes),
-            names=[str(value) for value in clients],
-            num_new=count_new(len(clients), self.new_clients),
-            kept=evaluated,
-            evaluation=test_rows,
-            domains=domains.tolist() if self.domain else None,
+            order = new_last(len(clients), self.new_clients, self.seed)
+            staying, moved = hold_out(rows_of(owned, len(clients)).in_order(order), self.test_share, self.seed)
+            stays = mask_of(len(train), staying.rows).numpy()
+            sets[1] = [torch.cat([ours[moved.rows], theirs]) for ours, theirs in zip(*sets, strict=True)]
+            sets[0] = [tensor[stays] for tensor in sets[0]]
+            tested, owned = np.append(owned[moved.rows], tested), owned[stays]
+            domains = [domains[0][stays], np.append(domains[0][moved.rows], domains[1])]
+            rows = rows[stays]
+        known = [*map(str, clients), None]  # the last name is nobody's
+        train_set, test_set = (of_tensors(x, y, y if classes else None) for x, y in sets)
+        return _Rows(
+            train=train_set,
+            test=test_set if self._has_tests else None,
+            names=[*map(str, clients)],
+            owners={True: [known[owner] for owner in owned], False: [known[owner] for owner in tested]},
+            domains={True: domains[0].tolist(), False: domains[1].tolist()},
             class_names=classes,
             features=names,
-            trains=~left_out,
+            rows=rows,
         )
 
     @override
     def raw_inputs(self, client: int) -> RawInputs:
         """Return the features of a client's training rows, read again as float64."""
-        return RawInputs(tuple(self._dealt.features), self._raw_rows(client))
+        return RawInputs(tuple(self._rows.features), self._raw_rows(client))
 
     def _raw_rows(self, client: int) -> Iterator[Tensor]:
-        dealt = self._dealt
-        table = self._read("train", self.train)[dealt.trains].iloc[dealt.parts[client].numpy()]
-        yield torch.tensor(table[dealt.features].to_numpy(dtype=np.float64))
+        own = self._rows.rows[self._dealt.parts[client].numpy()]
+        table = self._read("train", self.train).iloc[own]
+        yield torch.tensor(table[self._rows.features].to_numpy(dtype=np.float64))
 
     def _read(self, name: str, table: Any) -> DataFrame:
         """Return the training or the test table, with columns of names as they are written."""
@@ -316,23 +316,40 @@ class Table(FederatedDataModule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Loaded(Dealt):
-    names: list[str]
-    evaluation: TensorDataset
-    domains: list[str] | None  # (n,) the domain of each test row
+class _Rows:
+    train: Source
+    test: Source | None
+    names: list[str]  # of the clients, in the order of their values
+    owners: dict[bool, list[Any]]  # the client of each training (True) and test row; None for nobody's
+    domains: dict[bool, list[str]]
     class_names: list[Any]
     features: list[str]
-    trains: NDArray[np.bool_]  # (n,) whether each row of the training table is a client's
+    rows: Ints  # the row of the training table that each training example is
 
 
-def _parts(table: DataFrame, column: str | None, clients: list[Any]) -> Parts:
-    """Return each client's rows of a table: all rows if the one client has no column, none if the table lacks it.
-
-    Rows of unknown clients are left out.
-    """
+def _owners(table: DataFrame, column: str | None, clients: list[Any], name: str) -> Ints:
+    """Return the position of each row's client; of the only one without a column, of nobody if the table lacks it."""
     if column is None:
-        return own_rows(clients * len(table), clients, ALL, may_be_none=True)
-    return own_rows(table.get(column, []), clients, column, may_be_none=False)
+        return np.zeros(len(table), dtype=np.int64)
+    if column not in table:
+        return np.full(len(table), -1)
+    return owners_of(table[column], clients, column, may_be_none=False)
+
+
+def _check_clients(client: str | None, partition: Partition | None, num_clients: int | None) -> None:
+    """Refuse clients that are named in two ways, or in none."""
+    if partition is not None and (client != "client" or (isinstance(partition, Natural) and partition.column is None)):
+        raise ConfigurationError(
+            f"expected client, a partition, or partition: Natural with a column, got {partition} and client={client}: "
+            "give one"
+        )
+    is_counted = partition is not None and not isinstance(partition, Natural | DomainDirichlet)
+    if is_counted != (num_clients is not None):
+        kind = "client" if partition is None else type(partition).__name__
+        raise ConfigurationError(
+            f"expected num_clients for a partition such as Dirichlet, and for no column of clients, got {num_clients} "
+            f"with {kind}: {'set num_clients' if is_counted else 'leave num_clients out'}"
+        )
 
 
 def _frame(table: Any, name: str, names: Sequence[str], label: str | None) -> DataFrame:

@@ -57,6 +57,10 @@ class Parts(Sequence[Tensor]):
         """Return the same parts of other examples: index i becomes entry i of ``rows``."""
         return Parts(rows[self.rows], self.sizes)
 
+    def renumbered(self, mask: Tensor) -> "Parts":
+        """Return the same parts of fewer examples: those for which a mask is true, which holds for all of the parts."""
+        return Parts((mask.cumsum(0) - 1)[self.rows], self.sizes)
+
 
 def rows_of(owners: Ints, num_clients: int) -> Parts:
     """Turn the client of every example (n,) into each client's int64 example indices, in ascending order."""

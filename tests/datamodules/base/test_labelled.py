@@ -209,7 +209,7 @@ def test_a_proxy_set_of_training_examples_is_in_no_client() -> None:
 def test_a_long_tailed_proxy_set(source: Any) -> None:
     """4 · 4^(-c / 2) is 4, 2, 1."""
     data = Tiny(proxy_per_class=4, proxy_long_tail=4, proxy_source=source)
-    assert torch.bincount(data._dealt.proxy.tensors[1]).tolist() == [4, 2, 1]
+    assert torch.bincount(data._dealt.proxy[1]).tolist() == [4, 2, 1]
     assert len(rows(data.val_dataloader())) == (23 if source == "test" else 30)
 
 
@@ -232,7 +232,7 @@ def test_a_long_tailed_training_set() -> None:
     assert len(rows(data.val_dataloader())) == 30
     both = Tiny(num_clients=2, long_tail=4, proxy_per_class=4, proxy_source="train")
     assert both.class_counts().sum(0).tolist() == [16, 8, 4]
-    assert torch.bincount(both._dealt.proxy.tensors[1]).tolist() == [4, 4, 4]
+    assert torch.bincount(both._dealt.proxy[1]).tolist() == [4, 4, 4]
 
 
 def test_class_counts() -> None:

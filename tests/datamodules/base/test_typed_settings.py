@@ -45,7 +45,7 @@ def test_an_unknown_argument_is_refused_in_one_line() -> None:
             lambda: FederatedDataModule.from_loaders(TensorDataset(*pair), num_clients=2, test_share=0.2),
             "PartitionedData .* test_share",
         ),
-        (lambda: datamodules.Table("my.csv", "y", num_clients=2), "Table has no argument num_clients: leave it out$"),
+        (lambda: datamodules.Table("my.csv", "y", resize=2), "Table has no argument resize: leave it out$"),
         (
             lambda: Tensors(train=pair, test=pair, test_share=0.2, clients=3),
             "Tensors has no argument test_share, clients",

@@ -330,7 +330,7 @@ def test_a_loss_for_the_other_task_names_the_task(target: list[float], loss: Any
             "a CSV or parquet file in .*nowhere.csv, got 'No such.*point train .--data.train. to",
         ),
         ({"test": "nowhere.csv"}, "point test .--data.test. to such a file"),
-        ({"test_share": 1.0}, r"expected test or a test_share in \[0, 1\).*got test_share=1.0 and 1000"),
+        ({"test_share": 1.0}, r"expected test or a test_share in \[0, 1\), got test_share=1.0: set one"),
         ({"test_share": 0.5, "test": FRAME}, "got test_share=0.5 beside test"),
         (
             {"task": "regression"},
@@ -339,9 +339,14 @@ def test_a_loss_for_the_other_task_names_the_task(target: list[float], loss: Any
         ({"task": "ranking"}, "expected task to be regression, or classification .*, got task=ranking and"),
         ({"task": "classification", "target": ["age"]}, "classification of one target column, not a list, got task=cl"),
         ({"partition": Natural("hospital")}, "got .*Natural.* and client=hospital: give one"),
-        ({"client": "client", "partition": IID()}, "got .*IID.* and client=client: give one"),
+        (
+            {"client": "client", "partition": IID()},
+            "num_clients for a partition .*, got None with IID: set num_clients",
+        ),
         ({"client": "client", "partition": Natural("ward")}, "expected the train table to have the columns ward, outc"),
-        ({"eval_batch_size": 0}, "eval_batch_size >= 1, got test_share=0.0 and 0"),
+        ({"partition": IID(), "num_clients": 2}, "got .*IID.* and client=hospital: give one"),
+        ({"num_clients": 2}, "no column of clients, got 2 with client: leave num_clients out"),
+        ({"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
     ],
 )
 def test_refuses_other_tables(change: dict[str, Any], message: str) -> None:

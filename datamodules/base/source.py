@@ -1,0 +1,114 @@
+"""Source: a training or a test set as it comes, before it is dealt to clients."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from fl_lightning.engine.federation.batches import Examples
+
+LABELS = ("label", "targets", "labels")  # entries of examples that are dicts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A training or a test set of n examples: their classes, and how those are read that a run uses.
+
+    Attributes:
+        count: n, the number of examples.
+        take: function that reads the examples of rows (m,), which ascend; m may be 0. Its second argument holds targets
+            (n, ...) that take the place of the examples' own, or is None.
+        targets: (n, ...) target of each example; None where examples hold them.
+        classes: (n,) int64 class of each example; None for data without classes.
+        is_read: whether the examples are in memory already. Then a run keeps all of them, whichever it uses.
+    """
+
+    count: int
+    take: Callable[[Tensor, Tensor | None], Examples]
+    targets: Tensor | None = None
+    classes: Tensor | None = None
+    is_read: bool = True
+
+    def opened(self) -> "Source":
+        """Read all examples, and return them as a source in memory."""
+        if self.is_read:
+            return self
+        examples = self.take(torch.arange(self.count), None)
+        if not isinstance(examples, TensorDataset):
+            return self
+        inputs, targets = examples.tensors
+        return of_tensors(inputs, targets, self.classes)
+
+    def among(self, mask: Tensor, targets: Tensor | None = None) -> Examples:
+        """Read the examples for which a mask (n,) is true, with other targets (n, ...) if given."""
+        return self.take(mask.nonzero().flatten(), targets)
+
+
+def of_tensors(inputs: Tensor, targets: Tensor, classes: Tensor | None) -> Source:
+    """Make a source of inputs (n, ...), targets (n, ...) and classes (n,) in memory.
+
+    Where all examples are used, they are not copied.
+    """
+
+    def read(rows: Tensor) -> Tensor:
+        return inputs if len(rows) == len(inputs) else inputs[rows]
+
+    return to_read(read, targets, classes, is_read=True)
+
+
+def to_read(read: Callable[[Tensor], Tensor], targets: Tensor, classes: Tensor | None, is_read: bool = False) -> Source:
+    """Make a source of targets (n, ...), and of inputs that are read once it is known which of them a run uses.
+
+    Args:
+        read: function that reads the inputs (m, ...) of the examples in rows (m,), which ascend; m may be 0.
+        targets: the targets.
+        classes: (n,) class of each example; None for data without classes.
+        is_read: whether reading only selects what is in memory.
+    """
+
+    def take(rows: Tensor, others: Tensor | None) -> TensorDataset:
+        chosen = targets if others is None else others
+        return TensorDataset(read(rows), chosen if len(rows) == len(targets) else chosen[rows])
+
+    return Source(count=len(targets), take=take, targets=targets, classes=classes, is_read=is_read)
+
+
+def of_examples(examples: Examples, classes: Tensor | None) -> Source:
+    """Make a source of a map-style dataset, whose examples are read whenever they are used.
+
+    Args:
+        examples: the dataset: pairs (input, label), or dicts with an entry ``label``, where labels are to be changed.
+        classes: (n,) class of each example; None for data without classes.
+    """
+    dataset: Any = examples
+
+    def take(rows: Tensor, others: Tensor | None) -> Examples:
+        changed = dataset if others is None else Relabelled(dataset, others)
+        return changed if len(rows) == len(dataset) else Subset(changed, rows.tolist())
+
+    return Source(count=len(examples), take=take, targets=classes, classes=classes)
+
+
+class Relabelled(Dataset[Any]):
+    """The examples of a dataset with other labels (n,)."""
+
+    def __init__(self, examples: Examples, labels: Tensor) -> None:
+        self.examples, self.labels = examples, labels
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Any:
+        example = self.examples[index]
+        label = self.labels[index]
+        if isinstance(example, Mapping):
+            key = next(key for key in LABELS if key in example)
+            return {**example, key: label}
+        return type(example)((example[0], label, *example[2:]))
+
+
+NOTHING = of_tensors(torch.empty(0), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+"""The test set of data without a test set."""
