@@ -4,8 +4,8 @@ if __name__ != "fl_lightning.datamodules":
     raise ImportError(f"import fl_lightning.datamodules, not {__name__}: under two names every class would exist twice")
 
 from fl_lightning.datamodules.base.federated import FederatedDataModule as FederatedDataModule
-from fl_lightning.datamodules.base.federated import PartitionedData as PartitionedData
 from fl_lightning.datamodules.base.labelled import LabelledData as LabelledData
+from fl_lightning.datamodules.base.partitioned import PartitionedData as PartitionedData
 from fl_lightning.datamodules.changes.augmentation import Augmentation as Augmentation
 from fl_lightning.datamodules.changes.augmentation import AutoAugment as AutoAugment
 from fl_lightning.datamodules.changes.augmentation import RandomCrop as RandomCrop

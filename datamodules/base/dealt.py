@@ -1,14 +1,14 @@
 """Dealt: one training set, dealt to clients."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.engine.federation.batches import Collate, Examples, SeededBatches, in_memory, take
@@ -50,14 +50,6 @@ class Dealt:
     def trained(self) -> Parts:
         """The rows of the clients that train."""
         return self.parts.first(len(self.parts) - self.num_new)
-
-    def with_new(self, share: float, seed: int) -> "Dealt":
-        """Draw the clients that never train, and put them behind the others; see :func:`new_last`."""
-        if not share:
-            return self
-        order = new_last(len(self.parts), share, seed)
-        names = self.names and [self.names[client] for client in order]
-        return replace(self, parts=self.parts.in_order(order), names=names, num_new=count_new(len(order), share))
 
     def dataset(self, client: int) -> Subset[Any]:
         """Return the examples on which a client trains."""
@@ -168,22 +160,31 @@ def mask_of(count: int, *rows: Tensor) -> Tensor:
     return mask
 
 
-def in_order(examples: Examples, batch_size: int) -> DataLoader[Any]:
-    """Return a loader of examples, in order; in memory, each batch is one slice of a tensor."""
+def in_order(examples: Examples, batch_size: int, collate: Collate | None = None) -> DataLoader[Any]:
+    """Return a loader of examples, in order; of tensors in memory, each batch is a slice."""
     dataset: Any = examples
     # Without a generator of its own, the DataLoader would draw a seed for its workers from the global one, and training
     # would depend on how often the model is evaluated.
     own = torch.Generator()
-    if not isinstance(dataset, TensorDataset):
-        return DataLoader(dataset, batch_size, generator=own)
+    if collate is not None or not isinstance(dataset, TensorDataset):
+        return DataLoader(dataset, batch_size, collate_fn=collate, generator=own)
     batches = [slice(i, i + batch_size) for i in range(0, len(dataset), batch_size)]
     return DataLoader(dataset, batch_size=None, sampler=batches, generator=own)
 
 
-def in_batches(examples: Examples, batches: Iterable[Tensor]) -> DataLoader[Any]:
+def in_batches(examples: Examples, batches: Iterable[Tensor], collate: Collate | None = None) -> DataLoader[Any]:
     """Return a loader of the examples in batches of rows (B,)."""
     dataset: Any = examples
-    if isinstance(dataset, TensorDataset):
+    if collate is None and isinstance(dataset, TensorDataset):
         return DataLoader(dataset, batch_size=None, sampler=batches)
-    lists: Any = batches
-    return DataLoader(dataset, batch_sampler=lists)
+    return DataLoader(_Gathered(dataset, collate or default_collate), batch_size=None, sampler=batches)
+
+
+class _Gathered(Dataset[Any]):
+    """Batches of examples by their rows (B,)."""
+
+    def __init__(self, examples: Examples, collate: Collate) -> None:
+        self.examples, self.collate = examples, collate
+
+    def __getitem__(self, rows: Tensor) -> Any:
+        return self.collate([self.examples[row] for row in rows.tolist()])

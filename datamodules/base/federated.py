@@ -1,32 +1,23 @@
-"""FederatedDataModule: the base class of all data modules. PartitionedData: an ordinary data set, dealt to clients."""
+"""FederatedDataModule: the base class of all data modules."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Never
 
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, count_new, hold_out, new_last
-from fl_lightning.datamodules.base.loaders import Loaders, column_of, deal, training_data
-from fl_lightning.datamodules.base.settings import Draws, Partitioned, Unpack
+from fl_lightning.datamodules.base.dealt import Dealt, new_last
+from fl_lightning.datamodules.base.loaders import Loaders
+from fl_lightning.datamodules.base.settings import Partitioned, Unpack
 from fl_lightning.datamodules.cohorts.availability import Availability
 from fl_lightning.datamodules.cohorts.sampling import UniformSampler
-from fl_lightning.datamodules.partition import IID, DomainDirichlet, Partition, Stated
-from fl_lightning.datamodules.partition.steps.parts import Parts
-from fl_lightning.engine.federation.batches import Examples
-from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
 from fl_lightning.engine.federation.cohorts import ClientSampler
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.later import later
-
-OWN_HOOKS = ("teardown", "on_exception", "state_dict", "load_state_dict")
 
 
 class FederatedDataModule(FederatedData):
@@ -68,6 +59,8 @@ class FederatedDataModule(FederatedData):
     """
 
     places: ClassVar[Sequence[str]] = ()
+    ordinary: ClassVar[Callable[..., "FederatedDataModule"]]
+    """The class that deals an ordinary data module: :class:`PartitionedData`, which is built on this one."""
 
     @later(new_clients=0.0)
     def __init__(
@@ -129,7 +122,7 @@ class FederatedDataModule(FederatedData):
         batch_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         **settings: Unpack[Partitioned],
-    ) -> "PartitionedData":
+    ) -> "FederatedDataModule":
         """Make an ordinary LightningDataModule federated.
 
         Args:
@@ -137,8 +130,11 @@ class FederatedDataModule(FederatedData):
             batch_size: number of examples in a batch; by default that of the data module's training loader.
             collate_fn: function that makes a batch of examples; by default that of the data module's training loader.
             settings: ``num_clients``, ``partition`` and the other arguments of :class:`PartitionedData`.
+
+        Returns:
+            A :class:`PartitionedData`.
         """
-        return PartitionedData(datamodule, batch_size=batch_size, collate_fn=collate_fn, **settings)
+        return FederatedDataModule.ordinary(datamodule, batch_size=batch_size, collate_fn=collate_fn, **settings)
 
     @staticmethod
     def from_loaders(
@@ -149,7 +145,7 @@ class FederatedDataModule(FederatedData):
         batch_size: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         **settings: Unpack[Partitioned],
-    ) -> "PartitionedData":
+    ) -> "FederatedDataModule":
         """Make DataLoaders or datasets federated.
 
         Args:
@@ -160,9 +156,12 @@ class FederatedDataModule(FederatedData):
             batch_size: number of examples in a batch; by default that of the loader ``train``, and 32 for datasets.
             collate_fn: function that makes a batch of examples; by default that of the loader ``train``.
             settings: ``num_clients``, ``partition`` and the other arguments of :class:`PartitionedData`.
+
+        Returns:
+            A :class:`PartitionedData`.
         """
         loaders = Loaders(train, batch_size or 32, collate_fn, val=val, test=test, predict=predict)
-        return PartitionedData(loaders, batch_size=batch_size, collate_fn=collate_fn, **settings)
+        return FederatedDataModule.ordinary(loaders, batch_size=batch_size, collate_fn=collate_fn, **settings)
 
     def missing(self) -> str | None:
         """Return one line on which data are missing and how to get them; None if the data are there, or not known.
@@ -214,145 +213,3 @@ class FederatedDataModule(FederatedData):
     def new_class_counts(self) -> Tensor | None:
         counts = None if self._dealt is None else self._dealt.class_counts()
         return None if counts is None else counts[self.num_clients :]
-
-
-class PartitionedData(FederatedDataModule):
-    """Deals the training set of an ordinary LightningDataModule to clients.
-
-    The data module's other loaders, its transfer hooks, ``prepare_data`` and ``setup`` are used unchanged. Each fit
-    deals the training set again, with the same seed.
-
-    Args:
-        datamodule: the data module; its ``train_dataloader`` returns one DataLoader over a map-style dataset.
-        num_clients: N, the number of clients; leave it out with a stated partition or ``DomainDirichlet``, which set N.
-            With ``Natural(column)``, each value of the column is a client by default.
-        partition: a :class:`Partition`; or a stated partition: either one list of example indices for each client, or
-            one integer or string for each example, which stands for its client. The distinct values in sorted order are
-            the clients 0, 1, … By default, random parts whose sizes differ by at most one.
-        labels: (n,) class (for ``Natural``, group) of each training example, integers or strings. By default, the
-            second tensor of a TensorDataset, the dataset's ``targets`` or ``labels``, or the second entry or the entry
-            ``label`` of its examples.
-        batch_size: number of examples in a client's batch; by default that of ``train_dataloader``.
-        drop_last: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
-        collate_fn: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
-        held_out: share of each client's examples, in [0, 1), that the client keeps back from training for evaluation;
-            drawn with the run's seed and rounded to whole examples; at least one example stays in training.
-        federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
-
-    Attributes:
-        client_names: the given names; by default, the values of a column or of a stated partition that gives the client
-            of each example, else None.
-
-    Raises:
-        ConfigurationError: ``num_clients`` is missing or contradicts the partition; on loading, the training set is
-            iterable, the partition does not fit, or there are no labels for a partition by label.
-    """
-
-    @later(held_out=0.0)
-    def __init__(
-        self,
-        datamodule: LightningDataModule,
-        num_clients: int | None = None,
-        partition: Partition | Sequence[Any] | None = None,
-        labels: Sequence[Any] | None = None,
-        batch_size: int | None = None,
-        drop_last: bool | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        held_out: float = 0.0,
-        **federation: Unpack[Draws],
-    ) -> None:
-        super().__init__(batch_size=32 if batch_size is None else batch_size, **federation)
-        check_held_out(held_out)
-        self.held_out = held_out
-        self._given = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn}
-        self.datamodule, self.labels = datamodule, labels
-        chosen = IID() if partition is None else partition
-        self.partition = chosen if isinstance(chosen, Partition) else Stated(chosen)
-        self._late = ["sizes", "num_new"]  # attributes that a new fit finds again
-        if num_clients is not None and isinstance(self.partition, DomainDirichlet):
-            raise ConfigurationError(
-                f"DomainDirichlet sets the number of clients, got num_clients={num_clients}, too: leave it out"
-            )
-        if num_clients is None and isinstance(self.partition, Stated):
-            num_clients = len(self.partition.parts)
-        if num_clients is not None:
-            check_at_least(1, num_clients=num_clients)
-            self._num_dealt = num_clients
-            self.num_clients = num_clients - count_new(num_clients, self.new_clients)
-        elif self.partition.column is not None:
-            self._late += ["num_clients", *({"client_names"} - self.__dict__.keys())]
-        else:
-            raise ConfigurationError(
-                "expected num_clients, a stated partition, or Natural or DomainDirichlet with a column, got none of "
-                "them: set num_clients"
-            )
-        self.prepare_data_per_node = datamodule.prepare_data_per_node
-        for name in (*LOADERS, *TRANSFER_HOOKS, *OWN_HOOKS):
-            if is_overridden(name, datamodule) and not is_overridden(name, self):
-                setattr(self, name, getattr(datamodule, name))
-
-    @override
-    def prepare_data(self) -> None:
-        self.datamodule.trainer = self.trainer
-        self.datamodule.prepare_data()
-
-    @override
-    def setup(self, stage: str) -> None:
-        self.datamodule.trainer = self.trainer
-        self.datamodule.setup(stage)
-        if stage == "fit":
-            for name in self._late:
-                self.__dict__.pop(name, None)
-            self._dealt = self._deal()
-
-    @cached_property
-    def num_clients(self) -> int:  # type: ignore[override]  # a column is known on loading only
-        """N, the number of clients."""
-        return len(self._dealt.trained)
-
-    @cached_property
-    def client_names(self) -> Sequence[str] | None:  # type: ignore[override]
-        """The names of the clients; None for numbers alone."""
-        return self._dealt.names
-
-    @cached_property
-    def _dealt(self) -> Dealt:  # also deals for code that reads the data without a Trainer, or before its setup
-        self.datamodule.prepare_data()
-        self.datamodule.setup("fit")
-        return self._deal()
-
-    @override
-    def held_out_batches(self, client: int) -> Iterator[Any]:
-        """Return the client's own examples for its evaluation, in batches, in order."""
-        return self._dealt.kept_batches(client, self.batch_size, self.collate_fn)
-
-    def own_tests(self, dealt: Dealt) -> tuple[Examples, Parts] | None:
-        """Return a test set and the rows of it that are each client's own; None if the data have no such rows."""
-        return None
-
-    def _deal(self) -> Dealt:
-        dealt = self._deal_training_set().with_new(self.new_clients, self.seed)
-        if self.held_out:
-            parts, kept = hold_out(dealt.parts, self.held_out, self.seed)
-            return replace(dealt, parts=parts, kept=(dealt.examples, kept))
-        return replace(dealt, kept=self.own_tests(dealt))
-
-    def _deal_training_set(self) -> Dealt:
-        examples, loader = training_data(self.datamodule)
-        for name, value in self._given.items():
-            setattr(self, name, loader[name] if value is None else value)
-        if (column := self.partition.column) is None:
-            return deal(examples, self.partition, self._num_dealt, self.labels, None, self.seed)
-        values = self._column(examples, column)
-        if isinstance(self.partition, DomainDirichlet):
-            names = self.partition.names(values.tolist())
-            dealt = deal(examples, self.partition, len(names), self.labels, values, self.seed)
-            return replace(dealt, names=names)
-        if "num_clients" not in self._late:
-            return deal(examples, self.partition, self._num_dealt, self.labels, values, self.seed)
-        by_value = Stated(values.tolist())  # a client for each value
-        return deal(examples, by_value, len(by_value.parts), self.labels, None, self.seed)
-
-    def _column(self, examples: Examples, name: str) -> NDArray[Any]:
-        """Return the integers or texts (n,) of a column of the training set."""
-        return column_of(examples, name, self.datamodule)

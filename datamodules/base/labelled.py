@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
@@ -28,10 +29,10 @@ from fl_lightning.datamodules.base.source import NOTHING, Source, of_tensors, to
 from fl_lightning.datamodules.changes.corruption import Corruption
 from fl_lightning.datamodules.changes.long_tail import long_tail, tail_sizes
 from fl_lightning.datamodules.changes.proxy_set import Balanced, Shuffled, draw_proxy
-from fl_lightning.datamodules.partition import IID, DomainDirichlet, Partition
+from fl_lightning.datamodules.partition import IID, DomainDirichlet, Partition, Stated
 from fl_lightning.datamodules.partition.base import check_enough
 from fl_lightning.datamodules.partition.steps.parts import Parts, rows_of
-from fl_lightning.engine.federation.batches import Examples
+from fl_lightning.engine.federation.batches import Collate, Examples
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 from fl_lightning.later import later
 from fl_lightning.seeding import numpy_generator
@@ -87,6 +88,8 @@ class LabelledData(FederatedDataModule):
     """
 
     num_classes: int
+    eval_collate: Collate | None = None
+    """Function that makes a batch to evaluate on of a list of examples; None for PyTorch's own."""
 
     @later(validation_examples=None)
     def __init__(
@@ -169,7 +172,7 @@ class LabelledData(FederatedDataModule):
         dealt = self._dealt
         if dealt.domains is None:
             return {}
-        return batches_by_domain(dealt.domains, dealt.evaluation, self.eval_batch_size)
+        return batches_by_domain(dealt.domains, dealt.evaluation, self.eval_batch_size, self.eval_collate)
 
     def groups(self) -> Tensor | None:
         """Return the (n,) number of each training example's group (writer, speaker, device); None if unknown.
@@ -205,18 +208,22 @@ class LabelledData(FederatedDataModule):
 
         Those that never train are the last.
         """
-        if isinstance(self.partition, DomainDirichlet):
-            names: Sequence[str] | None = self.partition.names(self.domains(True) or ())
-        else:
-            names = self.client_order() if self._is_natural else None
+        names = self._known_names()
         return names and [names[client] for client in new_last(len(names), self.new_clients, self.seed)]
+
+    def _known_names(self) -> Sequence[str] | None:
+        if isinstance(self.partition, DomainDirichlet):
+            return self.partition.names(self.domains(True) or ())
+        if isinstance(self.partition, Stated):
+            return self.partition.names
+        return self.client_order() if self._is_natural else None
 
     def held_out_batches(self, client: int) -> Iterator[Any]:
         """Return the client's own examples for its evaluation, in batches of ``eval_batch_size``, in order.
 
         They are the examples that the client keeps back from training, or the test examples that are the client's.
         """
-        return self._dealt.kept_batches(client, self.eval_batch_size)
+        return self._dealt.kept_batches(client, self.eval_batch_size, self.eval_collate)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the validation examples, in order; without any, the test set without proxy examples.
@@ -224,11 +231,11 @@ class LabelledData(FederatedDataModule):
         The papers evaluate on the test set every round.
         """
         examples = self._dealt.evaluation if self._dealt.validation is None else self._dealt.validation
-        return in_order(examples, self.eval_batch_size)
+        return in_order(examples, self.eval_batch_size, self.eval_collate)
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Return the test set without proxy examples, in order."""
-        return in_order(self._dealt.evaluation, self.eval_batch_size)
+        return in_order(self._dealt.evaluation, self.eval_batch_size, self.eval_collate)
 
     def leave_tests_out(self) -> None:
         """Leave evaluation to the client module's own loaders, for data without a test set."""
@@ -242,7 +249,7 @@ class LabelledData(FederatedDataModule):
             return None
         examples, classes = self._dealt.proxy
         batches = (Balanced if self.proxy_balanced else Shuffled)(classes, self.proxy_batch_size)
-        return in_batches(examples, batches)
+        return in_batches(examples, batches, self.eval_collate)
 
     def measure_inputs(self, inputs: Tensor, trained: Tensor) -> None:
         """Measure what the data module has to know of its inputs; nothing by default.
@@ -276,9 +283,19 @@ class LabelledData(FederatedDataModule):
 
         return to_read(checked, targets, self.labels(targets))
 
+    def column(self, name: str) -> NDArray[Any]:
+        """Return the (n,) values of a column of the training set, by which a partition deals; no column by default."""
+        raise ConfigurationError(
+            f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no column {name}: "
+            "leave column out, or define groups()"
+        )
+
     @cached_property
     def _dealt(self) -> Dealt:
-        """The training set as it is dealt: one line a step, in the order that the class's docstring states."""
+        return self._deal()
+
+    def _deal(self) -> Dealt:
+        """Deal the training set: one line a step, in the order that the class's docstring states."""
         sets = {"train": self._opened(True), "test": self._opened(False)}
         train, test = sets["train"], sets["test"]
         free = {name: torch.ones(source.count, dtype=torch.bool) for name, source in sets.items()}
@@ -308,7 +325,7 @@ class LabelledData(FederatedDataModule):
             examples=examples,
             parts=parts,
             classes=None if classes is None else classes[used],
-            num_classes=0 if classes is None else self.num_classes,
+            num_classes=self._count_classes(classes),
             names=self._names,
             num_new=self.num_new,
             kept=(examples, kept) if own_tests is None else (evaluation, own_tests),
@@ -336,7 +353,7 @@ class LabelledData(FederatedDataModule):
                 "proxy_source to train"
             )
         classes = self._needed(source, "proxy_per_class")
-        sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail).tolist()
+        sizes = tail_sizes(self.proxy_per_class, self._count_classes(classes), self.proxy_long_tail).tolist()
         return draw_proxy(classes, sizes, numpy_generator(self.seed, "proxy"))
 
     def _proxy_of(self, source: Source, mask: Tensor) -> tuple[Examples, Tensor] | None:
@@ -368,29 +385,35 @@ class LabelledData(FederatedDataModule):
 
     def _split(self, train: Source, free: Tensor) -> Parts:
         """Deal the free training examples to the clients; return each client's rows of the training set."""
+        given = self._given_parts(train.count)
+        if given is not None:
+            return given.where(free)
         rows = free.nonzero().flatten()
-        owners = self.clients(True) if self._is_natural else None
-        if owners is not None:
-            return self._parts_by_name(owners, rows)
         by = self._dealt_by(train)
-        if self.partition.column:
-            raise ConfigurationError(
-                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no column "
-                f"{self.partition.column}: leave column out, or define groups()"
-            )
         check_enough(self._num_dealt, len(rows))
         parts = Parts.of(self.partition.split(by[rows], self._num_dealt, numpy_generator(self.seed, "partition")))
         if self.num_new:
             parts = parts.in_order(new_last(len(parts), self.new_clients, self.seed))
         return parts.among(rows)
 
-    def _parts_by_name(self, owners: Sequence[str], rows: Tensor) -> Parts:
-        """Return each named client's rows among ``rows``, given the (n,) name of each example's client."""
+    def _given_parts(self, count: int) -> Parts | None:
+        """Return the rows that the data, or a stated partition, say are each client's; None if they are to be dealt."""
+        owners = self.clients(True) if self._is_natural else None
+        if owners is not None:
+            return self._parts_by_name(owners)
+        if not isinstance(self.partition, Stated):
+            return None
+        draws = numpy_generator(self.seed, "partition")
+        parts = Parts.of(self.partition.split(torch.zeros(count), self._num_dealt, draws))
+        return parts.in_order(new_last(len(parts), self.new_clients, self.seed)) if self.num_new else parts
+
+    def _parts_by_name(self, owners: Sequence[str]) -> Parts:
+        """Return each named client's rows, given the (n,) name of each example's client."""
         names = self._names or []
         numbers = {name: number for number, name in enumerate(names)}
-        own = torch.tensor([numbers.get(name, len(names)) for name in owners], dtype=torch.int64)[rows]
-        known = own < len(names)  # test examples of a client that does not train are nobody's
-        return Parts.of(rows_of(own[known].numpy(), len(names))).among(rows[known])
+        own = torch.tensor([numbers.get(name, len(names)) for name in owners], dtype=torch.int64)
+        known = (own < len(names)).nonzero().flatten()  # test examples of a client that does not train are nobody's
+        return Parts.of(rows_of(own[known].numpy(), len(names))).among(known)
 
     def _corrupt(self, train: Source, parts: Parts) -> tuple[Tensor | None, Tensor]:
         """Return the (n, ...) targets to train on, None for the examples' own, and the mask (n,) of changed inputs."""
@@ -401,7 +424,7 @@ class LabelledData(FederatedDataModule):
         own: Any = train.targets
         self._needed(train, "corruption")
         draws = [numpy_generator(self.seed, "corruption") for _ in range(2)]
-        targets = self.corruption.corrupt(own, training, self.num_classes, draws[0])
+        targets = self.corruption.corrupt(own, training, self._count_classes(own), draws[0])
         changed[self.corruption.rows_to_change(training, draws[1])] = True
         return targets, changed
 
@@ -410,22 +433,30 @@ class LabelledData(FederatedDataModule):
         owners = self.clients(False) if self._is_natural and not self.held_out else None
         if owners is None:
             return None
-        return self._parts_by_name(owners, tested.nonzero().flatten()).renumbered(tested)
+        return self._parts_by_name(owners).where(tested).renumbered(tested)
 
     def _change(self, examples: Examples, changed: Tensor | None, *parts: Parts) -> Examples:
         """Return the examples as the clients that hold ``parts`` see them, with changed inputs of a mask (n,)."""
+        stamps = self.corruption if changed is not None and changed.any() else None
         if not isinstance(examples, TensorDataset):
-            if changed is not None and changed.any():
-                raise ConfigurationError(
-                    f"expected inputs in memory for {type(self.corruption).__name__}, got examples that are read one "
-                    "by one: choose another corruption"
-                )
-            return examples
+            if stamps is None:
+                return examples
+            raise ConfigurationError(
+                f"expected inputs in memory for {type(stamps).__name__}, got examples that are read one by one: choose "
+                "another corruption"
+            )
         inputs, *targets = examples.tensors
-        inputs = self.shifted(inputs, *parts)
-        if self.corruption is not None and changed is not None and changed.any():
-            inputs = self.corruption.corrupt_inputs(inputs, changed.nonzero().flatten())
-        return TensorDataset(inputs, *targets)
+        result = self.shifted(inputs, *parts)
+        if stamps is not None and changed is not None:
+            result = stamps.corrupt_inputs(result, changed.nonzero().flatten())
+        return examples if result is inputs else TensorDataset(result, *targets)
+
+    def _count_classes(self, classes: Tensor | None) -> int:
+        """Return C, the number of classes; 0 for data without classes."""
+        if classes is None or not classes.numel():
+            return 0
+        known: int | None = getattr(self, "num_classes", None)
+        return known or 1 + int(classes.max())
 
     def _needed(self, source: Source, by: str) -> Tensor:
         """Return the (n,) class of each example; refuse data without classes."""
@@ -439,7 +470,7 @@ class LabelledData(FederatedDataModule):
         if self.partition.by == "nothing":
             return torch.zeros(train.count, dtype=torch.int64)
         if self.partition.by == "groups":
-            groups = self.groups()
+            groups = self._groups()
             if groups is None:
                 raise ConfigurationError(
                     f"{name} keeps groups together, but {kind} knows no groups: choose another partition, or define "
@@ -447,7 +478,8 @@ class LabelledData(FederatedDataModule):
                 )
             return groups
         if self.partition.by == "domains":
-            domains = self.domains(True)
+            column = self.partition.column
+            domains = self.domains(True) if column is None else self.column(column)
             if domains is None:
                 raise ConfigurationError(
                     f"{name} divides domains, but {kind} knows no domains: choose another partition, set domain where "
@@ -455,6 +487,14 @@ class LabelledData(FederatedDataModule):
                 )
             return with_domains(domains, self._needed(train, name))
         return self._needed(train, name)
+
+    def _groups(self) -> Tensor | None:
+        column = self.partition.column
+        return (
+            self.groups()
+            if column is None
+            else torch.from_numpy(np.unique(self.column(column), return_inverse=True)[1])
+        )
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""

@@ -23,15 +23,10 @@ from torch.utils.data import (
     default_collate,
 )
 
-from fl_lightning.datamodules.base.dealt import Dealt
-from fl_lightning.datamodules.base.domains import with_domains
-from fl_lightning.datamodules.partition import Partition, Stated
-from fl_lightning.datamodules.partition.base import check_enough
-from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.engine.federation.batches import CPU, Collate, Examples, check_examples
 from fl_lightning.engine.federation.clients import unchanged
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.seeding import isolated, numpy_generator, seed_globals
+from fl_lightning.seeding import isolated, seed_globals
 
 STORED = ("targets", "labels")  # attributes in which data sets keep their labels, and keys of examples
 COLUMN = (list, tuple, np.ndarray, Tensor)  # classes of a column beside those of pandas
@@ -210,12 +205,37 @@ def _read_entries(examples: Examples, entry: Callable[[Any], Any]) -> NDArray[An
         return np.asarray([value.tolist() if isinstance(value, Tensor) else value for value in values])
 
 
-def _label(example: Any) -> Any:
-    """Return the label of an example: its second entry, or the entry ``label``, ``targets`` or ``labels``."""
-    if isinstance(example, Mapping):
-        key: Any = next((key for key in ("label", *STORED) if key in example), None)
+def label_entry(examples: Examples, classes: Tensor | None) -> str | int | None:
+    """Return the entry of an example that holds its class: its second, or ``label``, ``targets`` or ``labels``.
+
+    Args:
+        examples: the examples.
+        classes: (n,) their classes, numbered from 0; None for examples without classes.
+
+    Returns:
+        Position or name of the entry; None if there is none, or if it holds other values than the classes' numbers.
+    """
+    if isinstance(examples, TensorDataset):
+        entry: str | int | None = 1 if len(examples.tensors) > 1 else None
     else:
-        key = 1 if isinstance(example, Sequence) and not isinstance(example, str) and len(example) > 1 else None
+        with isolated(CPU):
+            entry = _entry(examples[0])
+    if entry is None or classes is None:
+        return None
+    values = stored(examples, _labels)
+    values = _read_entries(examples, _label) if values is None else values
+    return entry if np.array_equal(values, classes.numpy()) else None
+
+
+def _entry(example: Any) -> str | int | None:
+    if isinstance(example, Mapping):
+        return next((key for key in ("label", *STORED) if key in example), None)
+    return 1 if isinstance(example, Sequence) and not isinstance(example, str) and len(example) > 1 else None
+
+
+def _label(example: Any) -> Any:
+    """Return the label of an example."""
+    key: Any = _entry(example)
     if key is None:
         raise ConfigurationError(
             f"expected examples (input, label) or with an entry label, got {type(example).__name__}: give labels=, one "
@@ -224,53 +244,32 @@ def _label(example: Any) -> Any:
     return example[key]
 
 
-def deal(
-    examples: Examples, partition: Partition, num_clients: int, labels: Any, groups: NDArray[Any] | None, seed: int
-) -> Dealt:
-    """Deal a training set to clients.
+def read_labels(examples: Examples, labels: Any, by: str | None) -> Tensor | None:
+    """Number the classes of a training set from 0, in sorted order.
 
     Args:
         examples: the training set, n examples.
-        partition: the partition.
-        num_clients: N >= 1, the number of clients.
         labels: (n,) class or group of each example, or None to look for the labels in the training set.
-        groups: (n,) values of the column by which the partition deals; None for a partition without a column.
-        seed: the run's seed.
+        by: what goes by the labels; None if nothing does. Then examples are not read to find them.
+
+    Returns:
+        (n,) int64; None if the labels are not known, or are no classes.
 
     Raises:
-        ConfigurationError: there are no labels for a partition by label, ``labels`` are not classes, or the partition
-            does not fit.
+        ConfigurationError: there are no labels and something goes by them, or ``labels`` are not classes.
     """
     count = len(examples)
-    by = "nothing" if groups is not None and partition.by == "groups" else partition.by
-    if not isinstance(partition, Stated):
-        check_enough(num_clients, count)
-    if by == "groups" and labels is None:
-        raise ConfigurationError(
-            f"{type(partition).__name__} keeps groups together: name a column, or give labels=, the group of each "
-            "training example"
-        )
     values = stored(examples, _labels) if labels is None else np.asarray(labels)
-    if values is None and by in ("labels", "domains"):
+    if values is None and by is not None:
         values = _read_entries(examples, _label)
-    classes = None if values is None else _numbers_of(values, count)
-    if classes is None and values is not None and (labels is not None or by != "nothing"):
-        what = "labels" if labels is not None else f"the labels, by which {type(partition).__name__} deals,"
-        raise ConfigurationError(
-            f"expected {what} to be integers or strings ({count},), one for each training example, got {values.dtype} "
-            f"{values.shape}: give labels=, or a partition without labels such as IID"
-        )
-    numbers = classes if groups is None else _numbers_of(groups, count)
-    if by == "domains" and groups is not None and classes is not None:
-        numbers = with_domains(groups, classes)
-    numbers = torch.zeros(count, dtype=torch.int64) if numbers is None else numbers
-    parts = partition.split(numbers, num_clients, numpy_generator(seed, "partition"))
-    names = partition.names if isinstance(partition, Stated) else None
-    return Dealt(examples=examples, parts=Parts.of(parts), classes=classes, names=names)
-
-
-def _numbers_of(values: NDArray[Any], count: int) -> Tensor | None:
-    """Number the distinct values from 0 in sorted order: (n,) int64; None if the values are not classes."""
-    if values.shape != (count,) or values.dtype.kind not in "iubSU":
+    if values is None:
         return None
-    return torch.from_numpy(np.unique(values, return_inverse=True)[1])
+    if values.shape == (count,) and values.dtype.kind in "iubSU":
+        return torch.from_numpy(np.unique(values, return_inverse=True)[1])
+    if labels is None and by is None:
+        return None
+    what = "labels" if labels is not None else f"the labels, by which {by} deals,"
+    raise ConfigurationError(
+        f"expected {what} to be integers or strings ({count},), one for each training example, got {values.dtype} "
+        f"{values.shape}: give labels=, or a partition without labels such as IID"
+    )

@@ -38,90 +38,75 @@ class Draws(TypedDict, total=False):
     new_clients: float
 
 
-class Partitioned(Draws, total=False):
+class Federation(Draws, total=False):
+    """All arguments of :class:`FederatedDataModule`."""
+
+    batch_size: int
+    drop_last: bool
+    collate_fn: Callable[[list[Any]], Any] | None
+
+
+class Apart(Draws, total=False):
+    """Adds what is kept apart from the training set, left out of it, and changed in it."""
+
+    corruption: Corruption | None
+    long_tail: float
+    held_out: float
+    proxy_per_class: int
+    proxy_long_tail: float
+    proxy_balanced: bool
+    proxy_batch_size: int
+    train_examples: int | None
+    test_examples: int | None
+    validation_examples: int | None
+
+
+class Partitioned(Apart, total=False):
     """The arguments of :class:`PartitionedData` that its other constructors do not name."""
 
     num_clients: int | None
     partition: Partition | Sequence[Any] | None
     labels: Sequence[Any] | None
     drop_last: bool | None
-    held_out: float
 
 
-class Stacked(Draws, total=False):
-    """Whether a client's last batch is left out, too."""
+class Stacked(Apart, total=False):
+    """Adds whether a client's last batch is left out."""
 
     drop_last: bool
 
 
-class Kept(Stacked, total=False):
-    """Adds the share of its examples that each client keeps back from training."""
+class Tested(Stacked, total=False):
+    """Adds where the proxy set comes from."""
 
-    held_out: float
+    proxy_source: Literal["test", "train"]
 
 
-class Federation(Stacked, total=False):
-    """All arguments of :class:`FederatedDataModule`."""
+class Dealing(Tested, total=False):
+    """The arguments of :class:`LabelledData`, but for who the clients are, how they are dealt to, and evaluation."""
 
     batch_size: int
     collate_fn: Callable[[list[Any]], Any] | None
 
 
-class Parted(Federation, total=False):
-    """The arguments of :class:`Boxed`, but for ``num_clients``."""
-
-    partition: Partition | None
-    long_tail: float
-    held_out: float
-    proxy_per_class: int
-    proxy_source: Literal["test", "train"]
-    proxy_long_tail: float
-    proxy_balanced: bool
-    proxy_batch_size: int
-    train_examples: int | None
-    test_examples: int | None
-    validation_examples: int | None
-
-
-class Boxed(Parted, total=False):
-    """The arguments of :class:`LabelledData` that data with boxes support, but for ``eval_batch_size``."""
+class Boxed(Dealing, total=False):
+    """The arguments of :class:`LabelledData`, but for ``eval_batch_size``."""
 
     num_clients: int
+    partition: Partition | None
 
 
-class Dealing(Federation, total=False):
-    """The arguments of :class:`LabelledData`, but for how many clients there are and how the data are dealt to them."""
+class Generated(Dealing, total=False):
+    """The arguments of :class:`LabelledData`, but for ``num_clients``."""
 
-    corruption: Corruption | None
-    long_tail: float
-    held_out: float
-    proxy_per_class: int
-    proxy_source: Literal["test", "train"]
-    proxy_long_tail: float
-    proxy_balanced: bool
-    proxy_batch_size: int
-    train_examples: int | None
-    test_examples: int | None
-    validation_examples: int | None
-
-
-class Generated(Parted, total=False):
-    """All arguments of :class:`LabelledData`, but for ``num_clients``."""
-
-    corruption: Corruption | None
+    partition: Partition | None
     eval_batch_size: int
 
 
-class Boxes(Boxed, total=False):
-    """The arguments of :class:`BoxData`, but for ``image_size``."""
-
-    eval_batch_size: int
-
-
-class Labelled(Boxes, total=False):
+class Labelled(Generated, total=False):
     """All arguments of :class:`LabelledData`."""
 
-    corruption: Corruption | None
+    num_clients: int
 
 
 class Arrays(Labelled, total=False):

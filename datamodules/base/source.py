@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fl_lightning.engine.federation.batches import Examples
-
-LABELS = ("label", "targets", "labels")  # entries of examples that are dicts
+from fl_lightning.errors import ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,38 +75,51 @@ def to_read(read: Callable[[Tensor], Tensor], targets: Tensor, classes: Tensor |
     return Source(count=len(targets), take=take, targets=targets, classes=classes, is_read=is_read)
 
 
-def of_examples(examples: Examples, classes: Tensor | None) -> Source:
+def of_examples(examples: Examples, classes: Tensor | None, label: str | int | None = None) -> Source:
     """Make a source of a map-style dataset, whose examples are read whenever they are used.
 
     Args:
-        examples: the dataset: pairs (input, label), or dicts with an entry ``label``, where labels are to be changed.
+        examples: the dataset.
         classes: (n,) class of each example; None for data without classes.
+        label: entry of an example that holds its class, by which labels are changed; None if it is none.
     """
     dataset: Any = examples
 
     def take(rows: Tensor, others: Tensor | None) -> Examples:
-        changed = dataset if others is None else Relabelled(dataset, others)
+        changed: Any = dataset if others is None else relabelled(dataset, others, label)
         return changed if len(rows) == len(dataset) else Subset(changed, rows.tolist())
 
     return Source(count=len(examples), take=take, targets=classes, classes=classes)
 
 
-class Relabelled(Dataset[Any]):
-    """The examples of a dataset with other labels (n,)."""
+def relabelled(examples: Any, labels: Tensor, label: str | int | None) -> Examples:
+    """Return the examples of a dataset with other labels (n,), in the entry ``label``."""
+    if label is None:
+        raise ConfigurationError(
+            "corruption changes labels from 0 in a known entry of the examples, got others: give examples (input, "
+            "label), or name the column of classes by label"
+        )
+    if isinstance(examples, TensorDataset):
+        tensors = list(examples.tensors)
+        tensors[int(label)] = labels
+        return TensorDataset(*tensors)
+    return _Relabelled(examples, labels, label)
 
-    def __init__(self, examples: Examples, labels: Tensor) -> None:
-        self.examples, self.labels = examples, labels
+
+class _Relabelled(Dataset[Any]):
+    def __init__(self, examples: Examples, labels: Tensor, label: str | int) -> None:
+        self.examples, self.labels, self.label = examples, labels, label
 
     def __len__(self) -> int:
         return len(self.examples)
 
     def __getitem__(self, index: int) -> Any:
         example = self.examples[index]
-        label = self.labels[index]
         if isinstance(example, Mapping):
-            key = next(key for key in LABELS if key in example)
-            return {**example, key: label}
-        return type(example)((example[0], label, *example[2:]))
+            return {**example, self.label: self.labels[index]}
+        entries = list(example)
+        entries[int(self.label)] = self.labels[index]
+        return tuple(entries)
 
 
 NOTHING = of_tensors(torch.empty(0), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))

@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.settings import Boxed, Boxes, Unpack
+from fl_lightning.datamodules.base.settings import Boxed, Labelled, Unpack
 from fl_lightning.datamodules.files.folder import files_below, find_images, opened
 from fl_lightning.datamodules.files.layout import check_apart, look
 from fl_lightning.datamodules.images.image_data import ImageData
@@ -40,9 +40,12 @@ class BoxData(ImageData):
     mean = (0.0, 0.0, 0.0)  # only gives the number of channels: images stay in [0, 1]
 
     def __init__(self, image_size: int, eval_batch_size: int = 32, **images: Unpack[Boxed]) -> None:
-        super().__init__(
-            normalize=False, augment=None, corruption=None, resize=None, eval_batch_size=eval_batch_size, **images
-        )
+        if images.get("corruption") is not None:
+            raise ConfigurationError(
+                f"corruption changes the class of an image, but {type(self).__name__} has boxes with classes: leave "
+                "corruption out"
+            )
+        super().__init__(normalize=False, augment=None, resize=None, eval_batch_size=eval_batch_size, **images)
         self.image_size = image_size
 
     @override
@@ -80,7 +83,7 @@ class BoxFolder(BoxData):
     places = ("root",)
 
     def __init__(
-        self, root: str = "data", num_classes: int = 1, image_size: int = 640, **images: Unpack[Boxes]
+        self, root: str = "data", num_classes: int = 1, image_size: int = 640, **images: Unpack[Labelled]
     ) -> None:
         super().__init__(image_size, **images)
         check_at_least(1, num_classes=num_classes, image_size=image_size)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.settings import Boxes, Unpack
+from fl_lightning.datamodules.base.settings import Labelled, Unpack
 from fl_lightning.datamodules.images.boxes import BoxData, padded
 from fl_lightning.errors import check_at_least
 from fl_lightning.seeding import generator
@@ -36,7 +36,7 @@ class Shapes(BoxData):
 
     num_classes = 3
 
-    def __init__(self, image_size: int = 64, **images: Unpack[Boxes]) -> None:
+    def __init__(self, image_size: int = 64, **images: Unpack[Labelled]) -> None:
         super().__init__(image_size, **images)
         check_at_least(16, image_size=image_size)
 

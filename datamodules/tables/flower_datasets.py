@@ -2,22 +2,20 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import ConcatDataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, check_held_out, count_new, hold_out, new_last
-from fl_lightning.datamodules.base.federated import FederatedDataModule
-from fl_lightning.datamodules.base.loaders import Loaders
-from fl_lightning.datamodules.base.settings import Stacked, Unpack
+from fl_lightning.datamodules.base.dealt import new_last
+from fl_lightning.datamodules.base.labelled import LabelledData
+from fl_lightning.datamodules.base.settings import Tested, Unpack
+from fl_lightning.datamodules.base.source import Source, of_examples
 from fl_lightning.datamodules.changes.augmentation import Augmentation
-from fl_lightning.datamodules.changes.inputs import for_evaluation
 from fl_lightning.datamodules.partition.steps.parts import Parts
 from fl_lightning.datamodules.tables.columns import ColumnImages, check_columns, image_columns, prepared
 from fl_lightning.datamodules.tables.values import check_class_names, check_examples, column_of
@@ -25,7 +23,7 @@ from fl_lightning.errors import ConfigurationError, of_library
 from fl_lightning.later import later
 
 
-class FlowerDatasets(FederatedDataModule):
+class FlowerDatasets(LabelledData):
     """The partitions of a ``flwr_datasets`` partitioner, or of a ``FederatedDataset``: partition k is client k.
 
     Examples and the settings of images are as for :class:`HuggingFace`. The partitioner's own seed governs the
@@ -47,9 +45,8 @@ class FlowerDatasets(FederatedDataModule):
         normalize: as for :class:`HuggingFace`.
         augment: as for :class:`HuggingFace`.
         memory_gib: as for :class:`HuggingFace`.
-        held_out: share of each client's examples, in [0, 1), that the client keeps back from training for evaluation;
-            drawn with the run's seed and rounded to whole examples; at least one example stays in training.
-        federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
+        dealing: ``participation``, ``seed``, ``held_out``, ``proxy_per_class`` and the other arguments of
+            :class:`LabelledData`.
 
     Raises:
         ConfigurationError: ``source`` is neither of the two; on loading, the split has no partitioner, which cannot
@@ -58,9 +55,10 @@ class FlowerDatasets(FederatedDataModule):
 
     by_example = True
 
-    @later(
-        channels=None, image_size=None, mean=None, std=None, normalize=True, augment=None, memory_gib=4.0, held_out=0.0
-    )
+    @later(channels=None, image_size=None, mean=None, std=None, normalize=True, augment=None, memory_gib=4.0)
+    @later(corruption=None, long_tail=1.0, proxy_per_class=0, proxy_source="test", proxy_long_tail=1.0)
+    @later(proxy_balanced=False, proxy_batch_size=128, train_examples=None, test_examples=None)
+    @later(validation_examples=None, held_out=0.0)
     def __init__(
         self,
         source: Any,
@@ -77,12 +75,17 @@ class FlowerDatasets(FederatedDataModule):
         normalize: bool | tuple[float, float] = True,
         augment: Sequence[Augmentation] | Augmentation | None = None,
         memory_gib: float = 4.0,
-        held_out: float = 0.0,
-        **federation: Unpack[Stacked],
+        **dealing: Unpack[Tested],
     ) -> None:
-        super().__init__(batch_size=batch_size, collate_fn=collate_fn, **federation)
-        check_held_out(held_out)
-        self.held_out = held_out
+        super().__init__(
+            num_clients=1,
+            partition=None,
+            batch_size=batch_size,
+            eval_batch_size=batch_size,
+            collate_fn=collate_fn,
+            **dealing,
+        )
+        self.eval_collate = collate_fn
         if not hasattr(source, "load_partition") or (isinstance(test, str) and not hasattr(source, "load_split")):
             raise ConfigurationError(
                 "expected a FederatedDataset, or a Partitioner and a test set, of flwr_datasets (pip install "
@@ -90,35 +93,25 @@ class FlowerDatasets(FederatedDataModule):
             )
         self.source, self.split, self.test, self.columns, self.label = source, split, test, columns, label
         self._settings = (channels, image_size, mean, std, normalize, augment, memory_gib)
-        if test is not None:
-            self.val_dataloader = self.test_dataloader = self._test_loader  # type: ignore[method-assign]
+        if test is None:
+            self.leave_tests_out()
 
     @cached_property
-    def num_clients(self) -> int:  # type: ignore[override]  # known on loading only
-        """N, the number of partitions whose clients train."""
-        return self._num_partitions - count_new(self._num_partitions, self.new_clients)
-
-    @cached_property
-    def _num_partitions(self) -> int:
+    def _num_dealt(self) -> int:
+        """Number of partitions, those of clients that never train included."""
         with self._divided():
             return int(self._partitioner.num_partitions)
 
-    @cached_property
-    def client_names(self) -> list[str] | None:  # type: ignore[override]  # known on loading only
+    @override
+    def _known_names(self) -> list[str] | None:
         """The natural id of each partition, as text; None for a partitioner without natural ids."""
-        # A NaturalIdPartitioner finds its ids when it counts its partitions.
-        partitions = new_last(self._num_partitions, self.new_clients, self.seed)
+        count = self._num_dealt  # a NaturalIdPartitioner finds its ids when it counts its partitions
         ids = getattr(self._partitioner, "partition_id_to_natural_id", None)
-        return None if ids is None else [str(ids[k]) for k in partitions]
+        return None if ids is None else [str(ids[partition]) for partition in range(count)]
 
     @override
     def prepare_data(self) -> None:
         self._partitioner  # noqa: B018  # a FederatedDataset downloads here
-
-    @override
-    def held_out_batches(self, client: int) -> Iterator[Any]:
-        """Return the client's own examples for its evaluation, in batches, in order; they are not augmented."""
-        return map(for_evaluation, self._dealt.kept_batches(client, self.batch_size, self.collate_fn))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Turn images into inputs as :meth:`ImageData.on_after_batch_transfer` does; return other batches unchanged."""
@@ -128,7 +121,7 @@ class FlowerDatasets(FederatedDataModule):
         return self._images.on_after_batch_transfer(batch, dataloader_idx)
 
     @cached_property
-    def num_classes(self) -> int:
+    def num_classes(self) -> int:  # type: ignore[override]  # known on loading only
         """C, the number of classes of images; other data have no such attribute."""
         if self._images is None:
             raise AttributeError("num_classes")
@@ -152,7 +145,7 @@ class FlowerDatasets(FederatedDataModule):
     @cached_property
     def _parts(self) -> list[Any]:
         """The partitions, as Hugging Face data sets."""
-        clients = range(self._num_partitions)
+        clients = range(self._num_dealt)
         with self._divided():
             return [self._partitioner.load_partition(client) for client in clients]
 
@@ -184,34 +177,44 @@ class FlowerDatasets(FederatedDataModule):
         """Return the rows (m,) of all partitions on which clients train."""
         return self._dealt.trained.rows
 
-    @cached_property
-    def _dealt(self) -> Dealt:
+    @override
+    def find_source(self, train: bool) -> Source | None:
+        if not train and self._test_set is None:
+            return None
+        self._check_sets()
+        name = "train" if train else "test"
+        parts = self._parts if train else [self._test_set]
+        if self._images is not None:
+            if train:
+                self.collate_fn = self._images.collate("train")
+            images: Any = self._images.sets[name]
+            return of_examples(images, self._classes(parts), 1)
+        examples: Any = ConcatDataset([prepared(part, self.columns) for part in parts])
+        label = self.columns.index(self.label) if self.columns and self.label in self.columns else self.label
+        return of_examples(examples, self._classes(parts), label)
+
+    @override
+    def _given_parts(self, count: int) -> Parts:
+        sizes = torch.tensor([len(part) for part in self._parts])
+        parts = Parts(torch.arange(count), sizes)
+        return parts.in_order(new_last(len(parts), self.new_clients, self.seed)) if self.num_new else parts
+
+    def _check_sets(self) -> None:
         train = self._parts[0]
         columns = self.columns or train.column_names
+        sets = [(part, "train") for part in self._parts]
         if self._test_set is not None:
             check_columns(self._test_set, (), "test")
             check_class_names(train.features, self._test_set.features, [*columns, self.label], "test set")
-        if self._images is None:
-            for part in self._parts:
-                check_examples(train, part, columns, self.label, "train", self.collate_fn is None)
-            if self._test_set is not None:
-                check_examples(train, self._test_set, columns, self.label, "test", self.collate_fn is None)
-            examples: Any = ConcatDataset([prepared(part, self.columns) for part in self._parts])
-        else:
-            examples = self._images.sets["train"]
-            self.collate_fn = self._images.collate("train")
-        sizes = torch.tensor([len(part) for part in self._parts])
-        parts = Parts(torch.arange(len(examples)), sizes)
-        dealt = Dealt(examples=examples, parts=parts, classes=self._classes())
-        dealt = dealt.with_new(self.new_clients, self.seed)
-        parts, kept = hold_out(dealt.parts, self.held_out, self.seed)
-        return replace(dealt, parts=parts, kept=(examples, kept))
+            sets.append((self._test_set, "test"))
+        for part, name in sets if self._images is None else ():
+            check_examples(train, part, columns, self.label, name, self.eval_collate is None)
 
-    def _classes(self) -> Tensor | None:
+    def _classes(self, parts: Sequence[Any]) -> Tensor | None:
         """Return the (n,) int64 class of each example; None if ``label`` is no column of classes."""
-        if self.label not in self._parts[0].column_names:
+        if any(self.label not in part.column_names for part in parts):
             return None
-        columns = [column_of(part, self.label) for part in self._parts]
+        columns = [column_of(part, self.label) for part in parts]
         if any(column.ndim != 1 for column in columns):
             return None
         classes = np.concatenate(columns)
@@ -234,11 +237,3 @@ class FlowerDatasets(FederatedDataModule):
     def _test_set(self) -> Any:
         """The data set to validate and test on; None without one."""
         return self.source.load_split(self.test) if isinstance(self.test, str) else self.test
-
-    def _test_loader(self) -> DataLoader[Any]:
-        loaders: Any = self._images
-        if loaders is None:
-            test = prepared(self._test_set, self.columns)
-            loaders = Loaders(test, self.batch_size, self.collate_fn, test=test)
-        loader: DataLoader[Any] = loaders.test_dataloader()
-        return loader

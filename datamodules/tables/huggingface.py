@@ -1,33 +1,34 @@
 """HuggingFace: a Hugging Face data set, dealt by one of its columns or by a partition."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import TensorDataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt
-from fl_lightning.datamodules.base.domains import batches_by_domain, left_out_names
-from fl_lightning.datamodules.base.federated import PartitionedData
+from fl_lightning.datamodules.base.domains import left_out_names
 from fl_lightning.datamodules.base.loaders import Loaders, as_groups
-from fl_lightning.datamodules.base.settings import Kept, Unpack
+from fl_lightning.datamodules.base.partitioned import PartitionedData
+from fl_lightning.datamodules.base.settings import Stacked, Unpack
+from fl_lightning.datamodules.base.source import Source, of_examples
 from fl_lightning.datamodules.changes.augmentation import Augmentation
-from fl_lightning.datamodules.changes.inputs import for_evaluation
 from fl_lightning.datamodules.files.hub import parquet_features, read_splits
-from fl_lightning.datamodules.partition import DomainDirichlet, Partition
-from fl_lightning.datamodules.partition.steps.parts import Parts
+from fl_lightning.datamodules.partition import DomainDirichlet, Natural, Partition
 from fl_lightning.datamodules.tables.columns import (
     ColumnImages,
+    LazyImages,
     check_columns,
     check_no_images,
     image_columns,
     prepared,
 )
-from fl_lightning.datamodules.tables.rows.owners import own_rows
+from fl_lightning.datamodules.tables.rows.owners import owners_of
 from fl_lightning.datamodules.tables.rows.splits import choose_splits, leave_unlabelled_out, move_to_test
 from fl_lightning.datamodules.tables.tokens import tokenized
 from fl_lightning.datamodules.tables.values import check_class_names, check_examples, classes_of, column_of, groups_of
@@ -87,7 +88,9 @@ class HuggingFace(PartitionedData):
             memory: int64 (``length``,). ``columns`` may name the column of texts, and that of classes.
         length: number of tokens of a text: a longer one is cut off, a shorter one filled up with -100, which is no
             token. A text ends with the token that the tokenizer ends texts with, if there is one.
-        federation: ``participation``, ``seed``, ``held_out`` and the other arguments of :class:`PartitionedData`.
+        proxy_source: as for :class:`LabelledData`; "test" needs ``label`` to name a column of type ``ClassLabel``.
+        dealing: ``participation``, ``seed``, ``held_out``, ``proxy_per_class`` and the other arguments of
+            :class:`LabelledData`.
 
     Attributes:
         num_classes: C, the number of classes of images, or of a column ``label`` of type ``ClassLabel``.
@@ -103,6 +106,9 @@ class HuggingFace(PartitionedData):
     from_statistics = ("mean", "std")
 
     @later(subset=None, domain=None, leave_out=(), test_share=0.0, tokenizer=None, length=128)
+    @later(corruption=None, long_tail=1.0, proxy_per_class=0, proxy_source="test", proxy_long_tail=1.0)
+    @later(proxy_balanced=False, proxy_batch_size=128, train_examples=None, test_examples=None)
+    @later(validation_examples=None, held_out=0.0)
     @later(channels=None, image_size=None, mean=None, std=None, normalize=True, augment=None, memory_gib=4.0)
     def __init__(
         self,
@@ -128,7 +134,8 @@ class HuggingFace(PartitionedData):
         memory_gib: float = 4.0,
         tokenizer: str | None = None,
         length: int = 128,
-        **federation: Unpack[Kept],
+        proxy_source: Literal["test", "train"] = "test",
+        **dealing: Unpack[Stacked],
     ) -> None:
         splits = train if isinstance(train, Mapping) else {"train": train}
         if isinstance(train, str):
@@ -154,7 +161,7 @@ class HuggingFace(PartitionedData):
         if label in read:
             sources = leave_unlabelled_out(sources, label)
         if leave_out or test_share:
-            sources = move_to_test(sources, own, domain, leave_out, test_share, federation.get("seed", 0))
+            sources = move_to_test(sources, own, domain, leave_out, test_share, dealing.get("seed", 0))
         if partition is None and num_clients is None:
             client = client or domain
         if isinstance(partition, DomainDirichlet) and partition.column is None:
@@ -185,15 +192,16 @@ class HuggingFace(PartitionedData):
                 augment,
                 memory_gib,
             )
-        super().__init__(
-            source,
-            num_clients=num_clients,
-            partition=_owners_of(training, client) if client else partition,
-            labels=_labels_of(training, label, partition),
-            **federation,
-        )
-        self._images, self._client, self._training, self._test = images, client, training, sources.get("test")
+        natural = Natural(client) if client else partition
+        super().__init__(source, num_clients=num_clients, partition=natural, proxy_source=proxy_source, **dealing)
+        self._images, self._training, self._test = images, training, sources.get("test")
+        self._client, self._label, self._columns = client, label, columns
+        self._eval_collate = collate_fn
         self._known = np.unique(_owners_of(whole, client)).tolist() if client else []  # also those that do not train
+        if self._test is not None:  # the loaders of what is dealt
+            del self.test_dataloader
+            if sources["val"] is self._test:
+                self.__dict__.pop("val_dataloader", None)
         self.domain, self.leave_out, self.test_share = domain, leave_out, test_share
         if images is not None:
             images.trained = self._trained_rows
@@ -204,31 +212,54 @@ class HuggingFace(PartitionedData):
             self.num_classes = classes
 
     @override
-    def held_out_batches(self, client: int) -> Iterator[Any]:
-        """Return the client's own examples for its evaluation, in batches, in order; they are not augmented."""
-        return map(for_evaluation, super().held_out_batches(client))
-
-    @override
-    def domain_batches(self) -> Mapping[str, Iterable[Any]]:
-        if self.domain is None or self._test is None or self.domain not in self._test.column_names:
-            return {}
-        batches = batches_by_domain(column_of(self._test, self.domain), self._tests, self.batch_size, self.collate_fn)
-        return {name: map(for_evaluation, own) for name, own in batches.items()}
-
-    @override
-    def own_tests(self, dealt: Dealt) -> tuple[Examples, Parts] | None:
-        """Return the test set and the rows of it that hold each client's value in the client column."""
-        if self._owned is None:
+    def find_source(self, train: bool) -> Source | None:
+        if train:
+            source = super().find_source(train)
+            self.eval_collate = self._eval_collate
+            return source
+        if self._test is None:
             return None
-        numbers = {str(value): number for number, value in enumerate(self._known)}
-        return self._tests, Parts.of([self._owned[numbers[name]] for name in dealt.names or ()])
+        tests: Any = self._images.sets["test"] if self._images else self.datamodule.test_dataloader().dataset
+        return of_examples(tests, _class_numbers(self._test, self._label))
+
+    @override
+    def read_classes(self, examples: Examples) -> Tensor | None:
+        classes = _class_numbers(self._training, self._label)
+        if classes is not None:
+            return classes
+        values = _labels_of(self._training, self._label, self.partition)
+        return None if values is None else torch.from_numpy(np.unique(values, return_inverse=True)[1])
+
+    @override
+    def label_entry(self, examples: Examples, classes: Tensor | None) -> str | int | None:
+        if _class_numbers(self._training, self._label) is None:
+            return None
+        if self._columns:
+            return self._columns.index(self._label)
+        return 1 if isinstance(examples, TensorDataset | LazyImages) else self._label
+
+    @override
+    def clients(self, train: bool) -> Sequence[str] | None:
+        if train or self._client is None:
+            return super().clients(train)
+        return self._test_owners
 
     @cached_property
-    def _owned(self) -> Parts | None:
-        """The test rows of each known client; a warning, which comes once, counts those of others."""
-        if self._client is None or self._test is None or self._client not in self._test.column_names:
+    def _test_owners(self) -> Sequence[Any] | None:
+        """The client of each test example, None for nobody's; a warning, which comes once, counts those of others."""
+        if self._test is None or self._client is None or self._client not in self._test.column_names:
             return None
-        return own_rows(column_of(self._test, self._client), self._known, self._client)
+        owners = owners_of(column_of(self._test, self._client), self._known, self._client, may_be_none=True)
+        names = [*map(str, self._known), None]
+        return [names[owner] for owner in owners]
+
+    @override
+    def domains(self, train: bool) -> Sequence[Any] | None:
+        split = self._training if train else self._test
+        if self.domain is None or split is None or self.domain not in split.column_names:
+            return None
+        values: list[Any] = column_of(split, self.domain).tolist()
+        return values
 
     def _trained_rows(self) -> Tensor:
         """Return the rows (m,) of the training set on which clients train."""
@@ -256,13 +287,8 @@ class HuggingFace(PartitionedData):
         examples: Any = self.client_dataset(client)
         return RawInputs((), (examples[row][0][None] for row in range(len(examples))))
 
-    @property
-    def _tests(self) -> Any:
-        """The examples of the test set."""
-        return self._images.sets["test"] if self._images else self.datamodule.test_dataloader().dataset
-
     @override
-    def _column(self, examples: Examples, name: str) -> NDArray[Any]:
+    def column(self, name: str) -> NDArray[Any]:
         values: NDArray[Any] = _owners_of(self._training, name)
         return values
 
@@ -270,6 +296,17 @@ class HuggingFace(PartitionedData):
 def _owners_of(training: Any, name: str) -> Any:
     """Read the column (n,) of integers or texts that gives the client or the domain of each training example."""
     return as_groups(groups_of(training, name, "train"), name)
+
+
+def _class_numbers(split: Any, name: str) -> Tensor | None:
+    """Return the class (n,) of each example, in a column of type ``ClassLabel``; None for other columns."""
+    count = getattr(split.features.get(name), "num_classes", None)
+    if count is None:
+        return None
+    values = column_of(split, name)
+    if values.ndim != 1 or values.dtype.kind not in "iu" or values.min(initial=0) < 0:
+        return None
+    return torch.from_numpy(values.astype(np.int64))
 
 
 def _labels_of(training: Any, name: str, partition: Any) -> Any:

@@ -57,6 +57,12 @@ class Parts(Sequence[Tensor]):
         """Return the same parts of other examples: index i becomes entry i of ``rows``."""
         return Parts(rows[self.rows], self.sizes)
 
+    def where(self, mask: Tensor) -> "Parts":
+        """Return those of each client's examples for which a mask (n,) is true."""
+        kept = mask[self.rows]
+        clients = torch.arange(len(self)).repeat_interleave(self.sizes)[kept]
+        return Parts(self.rows[kept], torch.bincount(clients, minlength=len(self)))
+
     def renumbered(self, mask: Tensor) -> "Parts":
         """Return the same parts of fewer examples: those for which a mask is true, which holds for all of the parts."""
         return Parts((mask.cumsum(0) - 1)[self.rows], self.sizes)

@@ -58,6 +58,7 @@ class ClientData(LightningDataModule):
     from_statistics: ClassVar[Sequence[str]] = ()
 
     _borrowed: Sequence[str] = ()  # loaders of the client module that stand in for the data module's own
+    _replaced: Mapping[str, Any] = {}  # attributes of this instance, such as Lightning's own loaders, that these replace
 
     #: Whether the transfer hooks treat each example of a batch alone, so that the batches of several clients may go
     #: through them together; a subclass that overrides a transfer hook must set this attribute again.
@@ -137,7 +138,9 @@ class ClientData(LightningDataModule):
         """
         for name in self._borrowed:
             del self.__dict__[name]
+        self.__dict__.update(self._replaced)
         self._borrowed = [name for name in LOADERS if is_overridden(name, module) and not is_overridden(name, self)]
+        self._replaced = {name: vars(self)[name] for name in self._borrowed if name in vars(self)}
         for name in self._borrowed:
             setattr(self, name, getattr(module, name))
 

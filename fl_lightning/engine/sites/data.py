@@ -23,7 +23,7 @@ UNKNOWN = -1  # number of examples of a class at another site, which no site lea
 # What is not asked of the data module of a server that has no data: these would load them.
 LOADING = (
     *("prepare_data", "setup", "teardown", "on_exception", "state_dict", "load_state_dict"),
-    *(*LOADERS, "domain_batches", "proxy_dataloader", "borrow_loaders", "_borrowed"),
+    *(*LOADERS, "domain_batches", "proxy_dataloader", "borrow_loaders", "_borrowed", "_replaced"),
 )
 
 
