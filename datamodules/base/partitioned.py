@@ -14,7 +14,7 @@ from typing_extensions import override
 from fl_lightning.datamodules.base.federated import FederatedDataModule
 from fl_lightning.datamodules.base.labelled import LabelledData
 from fl_lightning.datamodules.base.loaders import column_of, label_entry, read_labels, training_data
-from fl_lightning.datamodules.base.settings import Apart, Unpack
+from fl_lightning.datamodules.base.settings import Apart, Unpack, check_taken
 from fl_lightning.datamodules.base.source import Source, of_examples
 from fl_lightning.datamodules.partition import DomainDirichlet, Partition, Stated
 from fl_lightning.engine.federation.batches import Examples
@@ -72,6 +72,7 @@ class PartitionedData(LabelledData):
         proxy_source: Literal["test", "train"] = "train",
         **dealing: Unpack[Apart],
     ) -> None:
+        check_taken(type(self), dealing, "eval_batch_size")
         chosen = partition if partition is None or isinstance(partition, Partition) else Stated(partition)
         by_column = (
             num_clients is None and not isinstance(chosen, DomainDirichlet) and chosen is not None and chosen.column

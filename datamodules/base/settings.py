@@ -4,7 +4,7 @@ Each class holds the keyword arguments that some data modules take as ``**settin
 name themselves. Defaults and meanings are those of the class that names an argument.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from fl_lightning.datamodules.changes.augmentation import Augmentation
@@ -13,6 +13,7 @@ from fl_lightning.datamodules.changes.domain_shift import DomainShift
 from fl_lightning.datamodules.cohorts.availability import Availability
 from fl_lightning.datamodules.partition import Partition
 from fl_lightning.engine.federation.cohorts import ClientSampler
+from fl_lightning.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from typing import Unpack as Unpack
@@ -23,6 +24,12 @@ else:
 
         def __class_getitem__(cls, settings: type) -> Any:
             return Any
+
+
+def check_taken(cls: type, given: Mapping[str, Any], *not_taken: str) -> None:
+    """Refuse arguments that a base class takes and a class itself does not, because it sets them."""
+    if wrong := [name for name in not_taken if name in given]:
+        raise ConfigurationError(f"{cls.__name__} has no argument {', '.join(wrong)}: leave it out")
 
 
 class Draws(TypedDict, total=False):

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from fl_lightning.datamodules.base.dealt import new_last
 from fl_lightning.datamodules.base.labelled import LabelledData
-from fl_lightning.datamodules.base.settings import Tested, Unpack
+from fl_lightning.datamodules.base.settings import Tested, Unpack, check_taken
 from fl_lightning.datamodules.base.source import Source, of_examples
 from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.partition.steps.parts import Parts
@@ -77,6 +77,7 @@ class FlowerDatasets(LabelledData):
         memory_gib: float = 4.0,
         **dealing: Unpack[Tested],
     ) -> None:
+        check_taken(type(self), dealing, "num_clients", "partition", "eval_batch_size")
         super().__init__(
             num_clients=1,
             partition=None,

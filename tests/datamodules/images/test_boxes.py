@@ -14,7 +14,7 @@ from lib.toy import trainer
 from PIL import Image
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
-from fl_lightning.datamodules import BoxFolder
+from fl_lightning.datamodules import BoxFolder, LabelSwap
 from fl_lightning.models import Detector, YOLOv8
 
 
@@ -169,9 +169,11 @@ def test_what_knows_no_boxes_cannot_be_set() -> None:
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(BoxFolder, "data")
     assert parser.parse_args(["--data.num_clients=3", "--data.batch_size=8"]).data.num_clients == 3
-    for name in ("augment", "corruption", "normalize"):
+    for name in ("augment", "normalize"):
         with pytest.raises(jsonargparse.ArgumentError, match=name):
             parser.parse_args([f"--data.{name}=null"])
+    with pytest.raises(ConfigurationError, match="BoxFolder has boxes with classes: leave corruption out"):
+        BoxFolder(corruption=LabelSwap(0.5))
 
 
 def test_partition_by_the_class_of_the_first_object() -> None:

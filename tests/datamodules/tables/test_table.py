@@ -170,6 +170,11 @@ def test_without_a_test_set_the_modules_own_loader_serves() -> None:
     trainer().fit(FederatedOrchestrator(Own(1)), datamodule=table())
     trainer().fit(FederatedOrchestrator(Own(1)), datamodule=table(test=FRAME))
     assert seen == [7, 6]
+    data = table()
+    for _ in range(2):  # what one fit borrows, the next one finds as it was
+        trainer().fit(FederatedOrchestrator(Own(1)), datamodule=data)
+    trainer().fit(FederatedOrchestrator(Linear(1)), datamodule=data)
+    assert seen == [7, 6, 7, 7]
 
 
 def test_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
