@@ -1,15 +1,10 @@
 """FederatedDataModule: the base class of all data modules."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, Never
 
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
-from torch.utils.data import Dataset
-from typing_extensions import override
 
-from fl_lightning.datamodules.base.dealt import Dealt, new_last
 from fl_lightning.datamodules.base.loaders import Loaders
 from fl_lightning.datamodules.base.settings import Partitioned, Unpack
 from fl_lightning.datamodules.cohorts.availability import Availability
@@ -17,14 +12,14 @@ from fl_lightning.datamodules.cohorts.sampling import UniformSampler
 from fl_lightning.engine.federation.cohorts import ClientSampler
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.errors import ConfigurationError, check_at_least
-from fl_lightning.later import later
 
 
 class FederatedDataModule(FederatedData):
     """Holds the data of ``num_clients`` clients. Subclasses define ``num_clients`` and :meth:`client_dataset`.
 
     The Trainer's training batches are the client ids of each round's cohort; the batches on which a client trains come
-    from :meth:`client_batches`. A client without data is never drawn.
+    from :meth:`client_batches`. A client without data is never drawn. A subclass with clients that never train sets
+    ``num_new`` to their number; their own numbers follow those of the others.
 
     Args:
         batch_size: number of examples in a client's batch.
@@ -43,10 +38,6 @@ class FederatedDataModule(FederatedData):
         collate_fn: function that makes a client's batch from a list of its examples, for examples that cannot be
             stacked (texts of different length, graphs); PyTorch's ``default_collate`` by default. Random numbers that
             the function draws are seeded for each batch.
-        new_clients: share of the clients, in [0, 1), that never train, drawn with the run's seed and rounded to whole
-            clients, at least one: ``PersonalEvaluation`` measures how the models serve these. Their numbers follow
-            those of the others, and ``num_clients``, ``participation`` and sizes are of the others alone. For data
-            that are dealt to clients; a subclass with clients of its own sets ``num_new``.
 
     Attributes:
         places: names of the arguments that say where a machine has its data (a folder, a file, a database), which may
@@ -62,7 +53,6 @@ class FederatedDataModule(FederatedData):
     ordinary: ClassVar[Callable[..., "FederatedDataModule"]]
     """The class that deals an ordinary data module: :class:`PartitionedData`, which is built on this one."""
 
-    @later(new_clients=0.0)
     def __init__(
         self,
         batch_size: int = 32,
@@ -75,7 +65,6 @@ class FederatedDataModule(FederatedData):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         availability: Availability | None = None,
         client_names: Sequence[str] | None = None,
-        new_clients: float = 0.0,
         **unknown: Never,
     ) -> None:
         super().__init__()
@@ -97,18 +86,7 @@ class FederatedDataModule(FederatedData):
         self.seed = seed
         self.drop_last = drop_last
         self.collate_fn = collate_fn
-        if not 0 <= new_clients < 1:  # also refuses nan
-            raise ConfigurationError(f"new_clients must be in [0, 1), the share of the clients, got {new_clients}")
-        if new_clients and type(self)._dealt is FederatedDataModule._dealt:
-            raise ConfigurationError(
-                f"new_clients draws among the clients to which a training set is dealt, but {type(self).__name__} has "
-                "clients of its own: leave new_clients out, and set num_new to the number of clients that never train, "
-                "whose numbers follow those of the others"
-            )
-        self.new_clients = new_clients
         if client_names is not None:
-            if new_clients:
-                client_names = [client_names[client] for client in new_last(len(client_names), new_clients, seed)]
             try:
                 self.client_names = client_names
             except AttributeError:
@@ -174,42 +152,3 @@ class FederatedDataModule(FederatedData):
     def downloads(self) -> bool:
         """Tell whether ``prepare_data`` downloads the data that :meth:`missing` names."""
         return False
-
-    def setup(self, stage: str) -> None:
-        """Load and deal the data on the first call, if there is one training set to deal; later calls do nothing."""
-        self._dealt  # noqa: B018  # loads
-
-    @cached_property
-    def _dealt(self) -> Dealt | None:
-        """The training set that is dealt to the clients; None for clients with data sets of their own."""
-        return None
-
-    @cached_property
-    def num_new(self) -> int:  # type: ignore[override]  # known on loading only
-        """Number of clients that never train."""
-        return 0 if self._dealt is None else self._dealt.num_new
-
-    @override
-    def client_dataset(self, client: int) -> Dataset[Any]:
-        return super().client_dataset(client) if self._dealt is None else self._dealt.dataset(client)
-
-    @override
-    def client_num_samples(self, client: int) -> int:
-        return super().client_num_samples(client) if self._dealt is None else int(self._dealt.parts.sizes[client])
-
-    @cached_property
-    @override
-    def sizes(self) -> Tensor:
-        own = type(self).client_num_samples is not FederatedDataModule.client_num_samples
-        return super().sizes if own or self._dealt is None else self._dealt.trained.sizes
-
-    @override
-    def class_counts(self) -> Tensor | None:
-        """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
-        counts = None if self._dealt is None else self._dealt.class_counts()
-        return None if counts is None else counts[: self.num_clients]
-
-    @override
-    def new_class_counts(self) -> Tensor | None:
-        counts = None if self._dealt is None else self._dealt.class_counts()
-        return None if counts is None else counts[self.num_clients :]

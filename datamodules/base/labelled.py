@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from typing_extensions import override
 
 from fl_lightning.datamodules.base.dealt import (
@@ -79,8 +79,11 @@ class LabelledData(FederatedDataModule):
         test_examples: number of test examples to use, as ``train_examples``.
         validation_examples: number of training examples on which validation evaluates in place of the test set, drawn
             with the run's seed; no client trains on them. None validates on the test set.
+        new_clients: share of the clients, in [0, 1), that never train, drawn with the run's seed and rounded to whole
+            clients, at least one: ``PersonalEvaluation`` measures how the models serve these. Their numbers follow
+            those of the others, and ``num_clients``, ``participation`` and sizes are of the others alone.
         federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
-            :class:`FederatedDataModule`.
+            :class:`FederatedDataModule`; ``client_names`` are those of new clients, too.
 
     Raises:
         ConfigurationError: an argument is outside its range; on loading, there are too few examples for the proxy set
@@ -91,7 +94,7 @@ class LabelledData(FederatedDataModule):
     eval_collate: Collate | None = None
     """Function that makes a batch to evaluate on of a list of examples; None for PyTorch's own."""
 
-    @later(validation_examples=None)
+    @later(validation_examples=None, new_clients=0.0)
     def __init__(
         self,
         num_clients: int = 20,
@@ -108,9 +111,16 @@ class LabelledData(FederatedDataModule):
         train_examples: int | None = None,
         test_examples: int | None = None,
         validation_examples: int | None = None,
+        new_clients: float = 0.0,
         **federation: Unpack[Federation],
     ) -> None:
+        if not 0 <= new_clients < 1:  # also refuses nan
+            raise ConfigurationError(f"new_clients must be in [0, 1), the share of the clients, got {new_clients}")
+        names, seed = federation.get("client_names"), federation.get("seed", 0)
+        if names is not None:
+            federation["client_names"] = [names[client] for client in new_last(len(names), new_clients, seed)]
         super().__init__(**federation)
+        self.new_clients = new_clients
         check_at_least(1, num_clients=num_clients, proxy_batch_size=proxy_batch_size, eval_batch_size=eval_batch_size)
         check_at_least(0, proxy_per_class=proxy_per_class)
         check_held_out(held_out)
@@ -282,6 +292,35 @@ class LabelledData(FederatedDataModule):
             return self._checked(inputs, targets[rows])[0] if len(rows) else inputs
 
         return to_read(checked, targets, self.labels(targets))
+
+    def setup(self, stage: str) -> None:
+        """Load and deal the data on the first call; later calls do nothing."""
+        self._dealt  # noqa: B018  # loads
+
+    @override
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return self._dealt.dataset(client)
+
+    @override
+    def client_num_samples(self, client: int) -> int:
+        return int(self._dealt.parts.sizes[client])
+
+    @cached_property
+    @override
+    def sizes(self) -> Tensor:
+        is_own = type(self).client_num_samples is not LabelledData.client_num_samples
+        return super().sizes if is_own else self._dealt.trained.sizes
+
+    @override
+    def class_counts(self) -> Tensor | None:
+        """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
+        counts = self._dealt.class_counts()
+        return None if counts is None else counts[: self.num_clients]
+
+    @override
+    def new_class_counts(self) -> Tensor | None:
+        counts = self._dealt.class_counts()
+        return None if counts is None else counts[self.num_clients :]
 
     def column(self, name: str) -> NDArray[Any]:
         """Return the (n,) values of a column of the training set, by which a partition deals; no column by default."""

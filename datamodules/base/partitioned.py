@@ -47,7 +47,7 @@ class PartitionedData(LabelledData):
         collate_fn: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
         proxy_source: set that the proxy examples are taken from; "train" alone.
         dealing: ``held_out``, ``proxy_per_class``, ``long_tail``, ``participation``, ``seed`` and the other arguments
-            of :class:`LabelledData`, but for ``test_examples``.
+            of :class:`LabelledData`.
 
     Attributes:
         client_names: the given names; by default, the values of a column or of a stated partition that gives the client
@@ -59,7 +59,8 @@ class PartitionedData(LabelledData):
     """
 
     @later(held_out=0.0, corruption=None, long_tail=1.0, proxy_per_class=0, proxy_source="train", proxy_long_tail=1.0)
-    @later(proxy_balanced=False, proxy_batch_size=128, train_examples=None, validation_examples=None)
+    @later(proxy_balanced=False, proxy_batch_size=128, train_examples=None, test_examples=None)
+    @later(validation_examples=None)
     def __init__(
         self,
         datamodule: LightningDataModule,

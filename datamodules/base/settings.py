@@ -42,7 +42,6 @@ class Draws(TypedDict, total=False):
     seed: int
     availability: Availability | None
     client_names: Sequence[str] | None
-    new_clients: float
 
 
 class Federation(Draws, total=False):
@@ -56,6 +55,7 @@ class Federation(Draws, total=False):
 class Apart(Draws, total=False):
     """Adds what is kept apart from the training set, left out of it, and changed in it."""
 
+    new_clients: float
     corruption: Corruption | None
     long_tail: float
     held_out: float

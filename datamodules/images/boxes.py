@@ -15,6 +15,7 @@ from fl_lightning.datamodules.files.folder import files_below, find_images, open
 from fl_lightning.datamodules.files.layout import check_apart, look
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError, check_at_least, refusal
+from fl_lightning.later import later
 
 GREY = 114  # grey level of the borders in the published YOLOv8
 PADDING = (-1.0, 0.0, 0.0, 0.0, 0.0)  # row of the targets that stands for no box
@@ -39,6 +40,7 @@ class BoxData(ImageData):
 
     mean = (0.0, 0.0, 0.0)  # only gives the number of channels: images stay in [0, 1]
 
+    @later(corruption=None)
     def __init__(self, image_size: int, eval_batch_size: int = 32, **images: Unpack[Boxed]) -> None:
         if images.get("corruption") is not None:
             raise ConfigurationError(

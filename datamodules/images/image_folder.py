@@ -1,12 +1,10 @@
 """ImageFolder: your own images, one folder per class."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
@@ -15,6 +13,7 @@ from fl_lightning.commands import some
 from fl_lightning.datamodules.base.domains import check_left_out, left_out_names
 from fl_lightning.datamodules.base.settings import Images, Unpack
 from fl_lightning.datamodules.base.source import Source
+from fl_lightning.datamodules.changes.constants import CONSTANTS, check_constants, measure
 from fl_lightning.datamodules.files.cache import CACHE
 from fl_lightning.datamodules.files.folder import (
     MODES,
@@ -29,8 +28,6 @@ from fl_lightning.datamodules.files.sites import Site, SiteFiles, find_sites, fo
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError, check_choice, refusal
 from fl_lightning.later import later
-
-CONSTANTS = "mean and std"  # what may be measured
 
 
 class ImageFolder(ImageData):
@@ -234,46 +231,3 @@ def pair_of(image_size: int | tuple[int, int]) -> tuple[int, int]:
         raise ConfigurationError(f"expected image_size to be pixels >= 1, or height and width, got {image_size}")
     height, width = sizes
     return height, width
-
-
-def check_constants(
-    mean: Sequence[float] | None, std: Sequence[float] | None, channels: int, name: str = "channels"
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Refuse constants that are not one finite mean and one finite standard deviation > 0 per channel; return both."""
-    if mean is not None and std is not None and len(mean) == len(std) == channels:
-        finite = all(map(math.isfinite, mean))
-        if finite and all(0 < value < math.inf for value in std):
-            return tuple(mean), tuple(std)
-    raise ConfigurationError(
-        f"expected mean and std > 0 of each of {channels} {name}, or neither, got {mean} and {std}: give both"
-    )
-
-
-def measure(images: Tensor, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Measure mean and standard deviation of each channel of some uint8 images, scaled to [0, 1].
-
-    Both are computed over all pixels, exactly, from the counts of the 256 values. A constant channel gets the standard
-    deviation 1.
-
-    Args:
-        images: uint8 images (n, C, H, W).
-        rows: rows (m,) of the images to measure on.
-    """
-    return constants_of(torch.stack([count_values(images[part]) for part in torch.split(rows, 1000)]).sum(0))
-
-
-def count_values(images: Tensor) -> Tensor:
-    """Count the 256 values of each channel of uint8 images (n, C, H, W): (C, 256) int64."""
-    return torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in images.unbind(1)])
-
-
-def constants_of(counts: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel from the counts of its values; see :func:`measure`."""
-    values = torch.arange(256, dtype=torch.float64) / 255
-    constants = []
-    for channel in counts:
-        share = channel.double() / channel.sum()
-        mean = share @ values
-        constants.append((mean.item(), (share @ (values - mean) ** 2).sqrt().item() or 1.0))
-    means, stds = zip(*constants, strict=True)
-    return means, stds

@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from fl_lightning.datamodules.base.labelled import LabelledData
 from fl_lightning.datamodules.base.settings import Images, Unpack
+from fl_lightning.datamodules.changes.constants import CONSTANTS, measure
 from fl_lightning.datamodules.files.npz_clients import Clients
 from fl_lightning.datamodules.images.image_data import ImageData
-from fl_lightning.datamodules.images.image_folder import CONSTANTS, measure
 from fl_lightning.datamodules.sites.arrays import MEANINGS, Meaning, Tokens, array_of, as_tensors
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 from fl_lightning.later import later

@@ -16,9 +16,10 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, 
 
 from fl_lightning.datamodules.base.dealt import in_order
 from fl_lightning.datamodules.changes.augmentation import Augmentation
+from fl_lightning.datamodules.changes.constants import CONSTANTS, check_constants, constants_of, count_values
 from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
 from fl_lightning.datamodules.files.folder import MODES, decode_image, opened
-from fl_lightning.datamodules.images.image_folder import CONSTANTS, check_constants, constants_of, count_values, pair_of
+from fl_lightning.datamodules.images.image_folder import pair_of
 from fl_lightning.datamodules.tables.values import classes_of
 from fl_lightning.engine.federation.batches import TrainingBatch, check_examples
 from fl_lightning.errors import ConfigurationError, check_choice, check_positive

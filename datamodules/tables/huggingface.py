@@ -193,7 +193,9 @@ class HuggingFace(PartitionedData):
                 memory_gib,
             )
         natural = Natural(client) if client else partition
-        super().__init__(source, num_clients=num_clients, partition=natural, proxy_source=proxy_source, **dealing)
+        super().__init__(
+            source, num_clients=num_clients, partition=natural, labels=None, proxy_source=proxy_source, **dealing
+        )
         self._images, self._training, self._test = images, training, sources.get("test")
         self._client, self._label, self._columns = client, label, columns
         self._eval_collate = collate_fn

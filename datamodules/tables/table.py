@@ -21,7 +21,7 @@ from fl_lightning.datamodules.base.domains import check_left_out, left_out_names
 from fl_lightning.datamodules.base.labelled import LabelledData
 from fl_lightning.datamodules.base.settings import Dealing, Unpack
 from fl_lightning.datamodules.base.source import Source, of_tensors
-from fl_lightning.datamodules.images.image_folder import check_constants
+from fl_lightning.datamodules.changes.constants import check_constants
 from fl_lightning.datamodules.partition import DomainDirichlet, Natural, Partition
 from fl_lightning.datamodules.partition.steps.parts import Ints, rows_of
 from fl_lightning.datamodules.tables.rows.names import as_written, distinct, in_both, positions

@@ -16,8 +16,8 @@ from typing_extensions import override
 from fl_lightning.datamodules.base.labelled import LabelledData
 from fl_lightning.datamodules.base.settings import Arrays, Unpack
 from fl_lightning.datamodules.changes.augmentation import Augmentation
+from fl_lightning.datamodules.changes.constants import check_constants
 from fl_lightning.datamodules.images.image_data import ImageData
-from fl_lightning.datamodules.images.image_folder import check_constants
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.errors import ConfigurationError, check_at_least
 

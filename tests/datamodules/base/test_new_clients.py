@@ -241,7 +241,7 @@ class Own(FederatedDataModule):
             lambda: Digits(num_clients=1, new_clients=0.5).setup("fit"),
             "needs two clients or more, .* got 1",
         ),
-        (lambda: Own(new_clients=0.5), "Own has clients of its own: leave new_clients out, and set num_new"),
+        (lambda: Own(new_clients=0.5), "Own has no argument new_clients: leave it out"),
         (
             lambda: SiteData(Digits(new_clients=0.5), {0: 0}, torch.tensor([5])),
             "sites of their own, got new_clients=0.5: leave data.new_clients out",

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torchvision import datasets  # type: ignore[import-untyped]  # torchvision ships no types
 
 from fl_lightning.datamodules import CIFAR10, Colour, ImageFolder
-from fl_lightning.datamodules.images.image_folder import measure
+from fl_lightning.datamodules.changes.constants import measure
 from fl_lightning.errors import ConfigurationError
 
 
