@@ -349,10 +349,10 @@ def _row_of(client: int, found: int, network: Network, settings: Mapping[str, An
             f"{expected}"
         )
     remedy = "let the data module have one client"
-    if "num_clients" in settings:
-        remedy = "set data.num_clients to 1"
-    elif "client" in settings:
+    if settings.get("client") is not None and settings.get("num_clients") is None:
         remedy = "set data.client to null"
+    elif "num_clients" in settings:
+        remedy = "set data.num_clients to 1"
     raise ConfigurationError(
         f"expected data of one client, this site's own, got {found} clients: {remedy}; or "
         "network.dealt to true, if every site has the data of all clients and takes its own part"

@@ -248,7 +248,7 @@ def test_what_is_wrong_at_a_site_is_one_line(kits: Path, there: Path, options: l
 
 
 def test_a_table_of_several_clients_is_told_of_its_own_option(kits: Path, there: Path) -> None:
-    """Table has no num_clients."""
+    """Its num_clients is for a partition."""
     Path("own.csv").write_text("client,age,ill\na,1,0\nb,2,1\n")
     Path("table.yaml").write_text(
         """
