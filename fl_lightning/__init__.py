@@ -5,18 +5,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-HERE = Path(__file__).parent
-LINKS = [
-    f"fl_lightning/{name}" for name in ("callbacks", "configs", "datamodules", "models")
-]  # plain folders in a wheel
-
-# Where symbolic links are not permitted, as often on Windows, git and unpacking programs write text files instead.
-if unlinked := " ".join(link for link in LINKS if not (HERE.parent / link).is_dir()):
-    raise ImportError(
-        "expected links to folders, found none: run `git config core.symlinks true`, then "
-        f"`git checkout -- {unlinked}` (on Windows in developer mode), or install the wheel"
-    )
-
 if TYPE_CHECKING:  # the one list of public names: type checkers run it, _homes reads it
     __version__: str
 

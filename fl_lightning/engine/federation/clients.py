@@ -58,7 +58,7 @@ class ClientData(LightningDataModule):
     from_statistics: ClassVar[Sequence[str]] = ()
 
     _borrowed: Sequence[str] = ()  # loaders of the client module that stand in for the data module's own
-    _replaced: Mapping[str, Any] = {}  # attributes of this instance, such as Lightning's own loaders, that these replace
+    _replaced: Mapping[str, Any] = {}  # attributes of this instance that these replace
 
     #: Whether the transfer hooks treat each example of a batch alone, so that the batches of several clients may go
     #: through them together; a subclass that overrides a transfer hook must set this attribute again.
