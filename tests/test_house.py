@@ -18,6 +18,7 @@ import measures
 import pytest
 import sentences
 import yaml
+from packaging.version import Version
 
 import fl_lightning
 from fl_lightning import FederatedOrchestrator
@@ -220,13 +221,23 @@ def project() -> dict[str, Any]:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    """The changelog begins with what is not released yet, and then has the version, with the date of the citation."""
+    """That of the last release, which the citation names, or of the next one while it is developed."""
     citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
     headings = re.findall("^## (.*)$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
-    version = project()["version"]
-    assert headings[:2] == ["Unreleased", f"{version} ({citation['date-released']})"]
-    assert (citation["version"], citation["license"]) == (version, project()["license"])
+    version, released = Version(project()["version"]), Version(citation["version"])
+    assert headings[:2] == ["Unreleased", f"{released} ({citation['date-released']})"]
+    assert version == released or (version.is_devrelease and version.release > released.release)
+    assert citation["license"] == project()["license"]
     assert citation["authors"] == project()["authors"]
+
+
+def test_what_is_not_released_stands_under_what_it_is() -> None:
+    """From the first line on, so that a release has only to read it."""
+    unreleased = (REPOSITORY / "CHANGELOG.md").read_text().split("\n## ")[1]
+    head, *parts = unreleased.split("\n### ")
+    assert not re.search("^- ", head, re.MULTILINE), "each line stands under a heading"
+    names = [part.splitlines()[0] for part in parts]
+    assert names == [name for name in ("What breaks", "Removed", "Added", "Changed", "Fixed") if name in names]
 
 
 def anchors(page: Path) -> set[str]:
