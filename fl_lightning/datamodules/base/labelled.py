@@ -529,11 +529,9 @@ class LabelledData(FederatedDataModule):
 
     def _groups(self) -> Tensor | None:
         column = self.partition.column
-        return (
-            self.groups()
-            if column is None
-            else torch.from_numpy(np.unique(self.column(column), return_inverse=True)[1])
-        )
+        if column is None:
+            return self.groups()
+        return torch.from_numpy(np.unique(self.column(column), return_inverse=True)[1])
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""

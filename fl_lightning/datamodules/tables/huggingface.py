@@ -233,6 +233,11 @@ class HuggingFace(PartitionedData):
         return None if values is None else torch.from_numpy(np.unique(values, return_inverse=True)[1])
 
     @override
+    def groups(self) -> Tensor | None:
+        """Return None: the groups of a natural partition are those of its column."""
+        return None
+
+    @override
     def label_entry(self, examples: Examples, classes: Tensor | None) -> str | int | None:
         if _class_numbers(self._training, self._label) is None:
             return None

@@ -10,7 +10,7 @@ from lib.command import run
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from fl_lightning.datamodules import ClassesPerClient, HuggingFace
+from fl_lightning.datamodules import ClassesPerClient, HuggingFace, Natural
 from fl_lightning.errors import ConfigurationError
 
 datasets: Any = pytest.importorskip("datasets")
@@ -125,3 +125,10 @@ def test_without_the_library_its_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     with pytest.raises(ConfigurationError, match=r"needs datasets: pip install 'fl-lightning\[huggingface\]'$"):
         HuggingFace("my_folder", client="user")
+
+
+def test_classes_are_no_groups() -> None:
+    """A natural partition goes by a column that is named; labels were taken for groups."""
+    data = HuggingFace(rows(), num_clients=2, partition=Natural())
+    with pytest.raises(ConfigurationError, match="HuggingFace knows no groups: choose another partition"):
+        data.setup("fit")
