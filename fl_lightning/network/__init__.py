@@ -1,1 +1,1 @@
-"""Clients on other machines: NVIDIA FLARE carries the messages, over mutual TLS."""
+"""Clients on other machines: gRPC carries the messages, over mutual TLS."""
