@@ -335,7 +335,7 @@ class LabelledData(FederatedDataModule):
 
     def _deal(self) -> Dealt:
         """Deal the training set: one line a step, in the order that the class's docstring states."""
-        sets = {"train": self._opened(True), "test": self._opened(False)}
+        sets = {"train": self._find_set(True), "test": self._find_set(False)}
         train, test = sets["train"], sets["test"]
         free = {name: torch.ones(source.count, dtype=torch.bool) for name, source in sets.items()}
         proxy = self._draw_proxy(sets[self.proxy_source])
@@ -350,7 +350,7 @@ class LabelledData(FederatedDataModule):
         parts, kept = hold_out(parts, self.held_out, self.seed)
         own_tests = self._own_tests(free["test"])
         used = mask_of(train.count, parts.rows, kept.rows)
-        if train.is_read:
+        if train.is_kept_whole:
             used[:] = True  # rows keep their numbers
         parts, kept = parts.renumbered(used), kept.renumbered(used)
         examples = self._change(train.among(used, targets), changed[used], parts, kept)
@@ -374,13 +374,13 @@ class LabelledData(FederatedDataModule):
             proxy=self._proxy_of(sets[self.proxy_source], proxy),
         )
 
-    def _opened(self, train: bool) -> Source:
+    def _find_set(self, train: bool) -> Source:
         """Return the training or the test set, read already unless only a part of it is used."""
         is_part = self.long_tail > 1 or self.train_examples is not None if train else self.test_examples is not None
         source = self.find_source(train)
         if source is None:
             return NOTHING
-        return source if is_part else source.opened()
+        return source if is_part else source.read_whole()
 
     def _draw_proxy(self, source: Source) -> Tensor:
         """Draw the (n,) bool mask of the examples that become the proxy set."""

@@ -268,8 +268,8 @@ def read_labels(examples: Examples, labels: Any, by: str | None) -> Tensor | Non
         return torch.from_numpy(np.unique(values, return_inverse=True)[1])
     if labels is None and by is None:
         return None
-    what = "labels" if labels is not None else f"the labels, by which {by} deals,"
+    what = "labels" if labels is not None else f"the labels, by which {by} goes,"
     raise ConfigurationError(
         f"expected {what} to be integers or strings ({count},), one for each training example, got {values.dtype} "
-        f"{values.shape}: give labels=, or a partition without labels such as IID"
+        f"{values.shape}: give labels=, or leave out what goes by labels (partition: IID does without)"
     )

@@ -131,22 +131,33 @@ class PartitionedData(LabelledData):
         return None if self._labels is not None else label_entry(examples, classes)
 
     def read_classes(self, examples: Examples) -> Tensor | None:
-        """Return the (n,) class of each training example; None if no option needs it and it is not stored."""
-        options: dict[str, Any] = {"long_tail": self.long_tail > 1, "proxy_per_class": self.proxy_per_class}
-        options["corruption"] = self.corruption
-        needing = [name for name, value in options.items() if value]
-        by = self.partition.by
-        if by in ("labels", "domains") and not self._is_natural:
-            needing.append(type(self.partition).__name__)
-        if by == "groups" and self._labels is None and self.partition.column is None:
+        """Return the (n,) class of each training example; None if no option needs it and it is not stored.
+
+        With ``labels`` that are groups, as for ``Natural``, these are the groups.
+
+        Raises:
+            ConfigurationError: an option needs classes, and there are none.
+        """
+        return read_labels(examples, self._labels, self._needing_classes())
+
+    def _needing_classes(self) -> str | None:
+        """Name what needs classes: the partition, or an option; None if nothing does."""
+        if self.partition.by in ("labels", "domains") and not self._is_natural:
+            return type(self.partition).__name__
+        options = {
+            "corruption": self.corruption is not None,
+            "proxy_per_class": self.proxy_per_class > 0,
+            "long_tail": self.long_tail > 1,
+        }
+        return next((name for name, is_used in options.items() if is_used), None)
+
+    @override
+    def groups(self) -> Tensor | None:
+        if self._labels is None:
             raise ConfigurationError(
                 f"{type(self.partition).__name__} keeps groups together: name a column, or give labels=, the group of "
                 "each training example"
             )
-        return read_labels(examples, self._labels, needing[-1] if needing else None)
-
-    @override
-    def groups(self) -> Tensor | None:
         return self.read_classes(self._training_set[0])
 
     @override

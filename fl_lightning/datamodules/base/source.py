@@ -22,18 +22,19 @@ class Source:
             (n, ...) that take the place of the examples' own, or is None.
         targets: (n, ...) target of each example; None where examples hold them.
         classes: (n,) int64 class of each example; None for data without classes.
-        is_read: whether the examples are in memory already. Then a run keeps all of them, whichever it uses.
+        is_kept_whole: whether a run keeps all examples, whichever it uses, since they are in memory already or are read
+            one by one, whenever they are used.
     """
 
     count: int
     take: Callable[[Tensor, Tensor | None], Examples]
     targets: Tensor | None = None
     classes: Tensor | None = None
-    is_read: bool = True
+    is_kept_whole: bool = True
 
-    def opened(self) -> "Source":
+    def read_whole(self) -> "Source":
         """Read all examples, and return them as a source in memory."""
-        if self.is_read:
+        if self.is_kept_whole:
             return self
         examples = self.take(torch.arange(self.count), None)
         if not isinstance(examples, TensorDataset):
@@ -55,24 +56,26 @@ def of_tensors(inputs: Tensor, targets: Tensor, classes: Tensor | None) -> Sourc
     def read(rows: Tensor) -> Tensor:
         return inputs if len(rows) == len(inputs) else inputs[rows]
 
-    return to_read(read, targets, classes, is_read=True)
+    return to_read(read, targets, classes, is_kept_whole=True)
 
 
-def to_read(read: Callable[[Tensor], Tensor], targets: Tensor, classes: Tensor | None, is_read: bool = False) -> Source:
+def to_read(
+    read: Callable[[Tensor], Tensor], targets: Tensor, classes: Tensor | None, is_kept_whole: bool = False
+) -> Source:
     """Make a source of targets (n, ...), and of inputs that are read once it is known which of them a run uses.
 
     Args:
         read: function that reads the inputs (m, ...) of the examples in rows (m,), which ascend; m may be 0.
         targets: the targets.
         classes: (n,) class of each example; None for data without classes.
-        is_read: whether reading only selects what is in memory.
+        is_kept_whole: whether reading only selects what is in memory.
     """
 
     def take(rows: Tensor, others: Tensor | None) -> TensorDataset:
         chosen = targets if others is None else others
         return TensorDataset(read(rows), chosen if len(rows) == len(targets) else chosen[rows])
 
-    return Source(count=len(targets), take=take, targets=targets, classes=classes, is_read=is_read)
+    return Source(count=len(targets), take=take, targets=targets, classes=classes, is_kept_whole=is_kept_whole)
 
 
 def of_examples(examples: Examples, classes: Tensor | None, label: str | int | None = None) -> Source:

@@ -206,16 +206,19 @@ def _draw_pairs(clients: Ints, held: Ints, num_classes: int, generator: np.rando
     Args:
         clients: (m,) client of each example; every client has at least one example.
         held: (m,) class of each example.
-        num_classes: C, the number of classes.
+        num_classes: C >= 2, the number of classes.
         generator: source of all randomness.
 
     Returns:
         (K, 2) classes.
     """
-    holdings = generator.permutation(np.unique(clients * num_classes + held))
-    holdings = holdings[np.argsort(holdings // num_classes, kind="stable")]  # each client's classes in random order
-    owners, starts, counts = np.unique(holdings // num_classes, return_index=True, return_counts=True)
-    first = holdings[starts] % num_classes
-    another = (first + generator.integers(1, num_classes, len(owners))) % num_classes
-    following = holdings[np.minimum(starts + 1, len(holdings) - 1)] % num_classes
-    return np.stack([first, np.where(counts > 1, following, another)], axis=1)
+    classes: dict[int, list[int]] = {}  # each client's own classes, in random order
+    holdings = np.unique(np.stack([clients, held], axis=1), axis=0)
+    for client, label in generator.permutation(holdings).tolist():
+        classes.setdefault(client, []).append(label)
+    steps = generator.integers(1, num_classes, len(classes)).tolist()
+    pairs = []
+    for client, step in enumerate(steps):
+        first, *others = classes[client]
+        pairs.append((first, others[0] if others else (first + step) % num_classes))
+    return np.asarray(pairs, dtype=np.int64)

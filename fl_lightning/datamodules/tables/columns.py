@@ -22,6 +22,7 @@ from fl_lightning.datamodules.files.folder import MODES, decode_image, opened
 from fl_lightning.datamodules.images.image_folder import pair_of
 from fl_lightning.datamodules.tables.values import classes_of
 from fl_lightning.engine.federation.batches import TrainingBatch, check_examples
+from fl_lightning.engine.federation.raw import RawInputs
 from fl_lightning.errors import ConfigurationError, check_choice, check_positive
 
 GREY = {"1", "L", "LA", "La"}  # PIL's names of the modes without colours
@@ -277,6 +278,45 @@ class ColumnImages(LightningDataModule):
                 turned = "exif" in image.info and image.getexif().get(ORIENTATION) in TURNED
                 size = (image.width, image.height) if turned else (image.height, image.width)
                 yield size, image.mode in GREY
+
+
+class OfColumns:
+    """What data modules of columns, which may be images, have in common.
+
+    Attributes:
+        images: the images of all splits; None for other data.
+    """
+
+    images: ColumnImages | None
+    _dealt: Any  # as in LabelledData
+    client_dataset: Any
+
+    @property
+    def mean(self) -> tuple[float, ...] | None:
+        """The mean of each channel by which images are scaled; None for other data."""
+        return None if self.images is None else self.images.mean
+
+    @property
+    def std(self) -> tuple[float, ...] | None:
+        """The standard deviation of each channel, as :attr:`mean`."""
+        return None if self.images is None else self.images.std
+
+    @property
+    def measured(self) -> Mapping[str, str]:
+        """Names what is measured on images, see :attr:`ColumnImages.measured`."""
+        return {} if self.images is None else self.images.measured
+
+    def trained_rows(self) -> Tensor:
+        """Return the rows (m,) of the training set on which clients train."""
+        rows: Tensor = self._dealt.trained.rows
+        return rows
+
+    def raw_inputs(self, client: int) -> RawInputs | None:
+        """Return the bytes of the images on which a client trains; None for other data."""
+        if self.images is None:
+            return None
+        examples = self.client_dataset(client)
+        return RawInputs((), (examples[row][0][None] for row in range(len(examples))))
 
 
 class LazyImages(Dataset[tuple[Tensor, Tensor]]):

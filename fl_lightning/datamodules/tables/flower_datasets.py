@@ -1,6 +1,6 @@
 """FlowerDatasets: the partitions of Flower Datasets as clients."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal
@@ -17,13 +17,13 @@ from fl_lightning.datamodules.base.settings import Tested, Unpack, check_taken
 from fl_lightning.datamodules.base.source import Source, of_examples
 from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.partition.steps.parts import Parts
-from fl_lightning.datamodules.tables.columns import ColumnImages, check_columns, image_columns, prepared
+from fl_lightning.datamodules.tables.columns import ColumnImages, OfColumns, check_columns, image_columns, prepared
 from fl_lightning.datamodules.tables.values import check_class_names, check_examples, column_of
 from fl_lightning.errors import ConfigurationError, of_library
 from fl_lightning.later import later
 
 
-class FlowerDatasets(LabelledData):
+class FlowerDatasets(OfColumns, LabelledData):  # type: ignore[override]  # measured is known on loading only
     """The partitions of a ``flwr_datasets`` partitioner, or of a ``FederatedDataset``: partition k is client k.
 
     Examples and the settings of images are as for :class:`HuggingFace`. The partitioner's own seed governs the
@@ -116,32 +116,17 @@ class FlowerDatasets(LabelledData):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Turn images into inputs as :meth:`ImageData.on_after_batch_transfer` does; return other batches unchanged."""
-        if self._images is None:
+        if self.images is None:
             return batch
-        self._images.trainer = self.trainer
-        return self._images.on_after_batch_transfer(batch, dataloader_idx)
+        self.images.trainer = self.trainer
+        return self.images.on_after_batch_transfer(batch, dataloader_idx)
 
     @cached_property
     def num_classes(self) -> int:  # type: ignore[override]  # known on loading only
         """C, the number of classes of images; other data have no such attribute."""
-        if self._images is None:
+        if self.images is None:
             raise AttributeError("num_classes")
-        return self._images.num_classes
-
-    @property
-    def mean(self) -> tuple[float, ...] | None:
-        """The mean of each channel by which images are scaled; None for other data."""
-        return None if self._images is None else self._images.mean
-
-    @property
-    def std(self) -> tuple[float, ...] | None:
-        """The standard deviation of each channel, as :attr:`mean`."""
-        return None if self._images is None else self._images.std
-
-    @property
-    def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only
-        """Names what is measured on images, see :attr:`ColumnImages.measured`."""
-        return {} if self._images is None else self._images.measured
+        return self.images.num_classes
 
     @cached_property
     def _parts(self) -> list[Any]:
@@ -165,18 +150,15 @@ class FlowerDatasets(LabelledData):
             ) from error
 
     @cached_property
-    def _images(self) -> ColumnImages | None:
+    def images(self) -> ColumnImages | None:  # type: ignore[override]  # known on loading only
+        """The images of all partitions and of the test set; None for other data."""
         columns = image_columns(self._parts[0], self.columns, self.label)
         if columns is None:
             return None
         splits = {"train": self._parts} | ({} if self._test_set is None else {"test": self._test_set})
         images = ColumnImages(splits, columns, self.batch_size, self.collate_fn, *self._settings)
-        images.trained = self._trained_rows
+        images.trained = self.trained_rows
         return images
-
-    def _trained_rows(self) -> Tensor:
-        """Return the rows (m,) of all partitions on which clients train."""
-        return self._dealt.trained.rows
 
     @override
     def find_source(self, train: bool) -> Source | None:
@@ -185,10 +167,10 @@ class FlowerDatasets(LabelledData):
         self._check_sets()
         name = "train" if train else "test"
         parts = self._parts if train else [self._test_set]
-        if self._images is not None:
+        if self.images is not None:
             if train:
-                self.collate_fn = self._images.collate("train")
-            images: Any = self._images.sets[name]
+                self.collate_fn = self.images.collate("train")
+            images: Any = self.images.sets[name]
             return of_examples(images, self._classes(parts), 1)
         examples: Any = ConcatDataset([prepared(part, self.columns) for part in parts])
         label = self.columns.index(self.label) if self.columns and self.label in self.columns else self.label
@@ -208,7 +190,7 @@ class FlowerDatasets(LabelledData):
             check_columns(self._test_set, (), "test")
             check_class_names(train.features, self._test_set.features, [*columns, self.label], "test set")
             sets.append((self._test_set, "test"))
-        for part, name in sets if self._images is None else ():
+        for part, name in sets if self.images is None else ():
             check_examples(train, part, columns, self.label, name, self.eval_collate is None)
 
     def _classes(self, parts: Sequence[Any]) -> Tensor | None:

@@ -23,6 +23,7 @@ from fl_lightning.datamodules.partition import DomainDirichlet, Natural, Partiti
 from fl_lightning.datamodules.tables.columns import (
     ColumnImages,
     LazyImages,
+    OfColumns,
     check_columns,
     check_no_images,
     image_columns,
@@ -33,12 +34,11 @@ from fl_lightning.datamodules.tables.rows.splits import choose_splits, leave_unl
 from fl_lightning.datamodules.tables.tokens import tokenized
 from fl_lightning.datamodules.tables.values import check_class_names, check_examples, classes_of, column_of, groups_of
 from fl_lightning.engine.federation.batches import Examples
-from fl_lightning.engine.federation.raw import RawInputs
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.later import later
 
 
-class HuggingFace(PartitionedData):
+class HuggingFace(OfColumns, PartitionedData):  # type: ignore[override]  # measured is known on loading only
     """A Hugging Face data set, dealt to the clients by a column or a partition.
 
     Where one column holds images, examples are (image, class): images are decoded once into bytes (C, H, W) in memory,
@@ -196,7 +196,7 @@ class HuggingFace(PartitionedData):
         super().__init__(
             source, num_clients=num_clients, partition=natural, labels=None, proxy_source=proxy_source, **dealing
         )
-        self._images, self._training, self._test = images, training, sources.get("test")
+        self.images, self._training, self._test = images, training, sources.get("test")
         self._client, self._label, self._columns = client, label, columns
         self._eval_collate = collate_fn
         self._known = np.unique(_owners_of(whole, client)).tolist() if client else []  # also those that do not train
@@ -206,7 +206,7 @@ class HuggingFace(PartitionedData):
                 self.__dict__.pop("val_dataloader", None)
         self.domain, self.leave_out, self.test_share = domain, leave_out, test_share
         if images is not None:
-            images.trained = self._trained_rows
+            images.trained = self.trained_rows
         classes: int | None = getattr(training.features.get(label), "num_classes", None)
         if images is not None:
             classes = images.num_classes
@@ -221,7 +221,7 @@ class HuggingFace(PartitionedData):
             return source
         if self._test is None:
             return None
-        tests: Any = self._images.sets["test"] if self._images else self.datamodule.test_dataloader().dataset
+        tests: Any = self.images.sets["test"] if self.images else self.datamodule.test_dataloader().dataset
         return of_examples(tests, _class_numbers(self._test, self._label))
 
     @override
@@ -267,32 +267,6 @@ class HuggingFace(PartitionedData):
             return None
         values: list[Any] = column_of(split, self.domain).tolist()
         return values
-
-    def _trained_rows(self) -> Tensor:
-        """Return the rows (m,) of the training set on which clients train."""
-        return self._dealt.trained.rows
-
-    @property
-    def measured(self) -> Mapping[str, str]:  # type: ignore[override]  # known on loading only
-        """Names what is measured on images, see :attr:`ColumnImages.measured`."""
-        return {} if self._images is None else self._images.measured
-
-    @property
-    def mean(self) -> tuple[float, ...] | None:
-        """The mean of each channel by which images are scaled; None for other data."""
-        return None if self._images is None else self._images.mean
-
-    @property
-    def std(self) -> tuple[float, ...] | None:
-        """The standard deviation of each channel, as :attr:`mean`."""
-        return None if self._images is None else self._images.std
-
-    @override
-    def raw_inputs(self, client: int) -> RawInputs | None:
-        if self._images is None:
-            return None
-        examples: Any = self.client_dataset(client)
-        return RawInputs((), (examples[row][0][None] for row in range(len(examples))))
 
     @override
     def column(self, name: str) -> NDArray[Any]:

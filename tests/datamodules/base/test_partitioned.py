@@ -341,7 +341,7 @@ TWO = {"num_clients": 2}
         (ROWS, TWO | {"partition": Natural()}, "Natural keeps groups together: name a column, or give labels="),
         (ROWS, TWO | {"labels": [0.5] * 8}, r"expected labels to be integers or strings \(8,\).*float64 \(8,\)"),
         (ROWS, TWO | {"labels": [1, 2]}, r"expected labels to be integers or strings \(8,\).*int64 \(2,\)"),
-        (REAL, BY_CLASS, r"the labels, by which ClassesPerClient deals, to be .* float32"),
+        (REAL, BY_CLASS, r"the labels, by which ClassesPerClient goes, to be .* float32"),
         (TEXTS, BY_CLASS, r"expected examples \(input, label\) .* got Tensor: give labels="),
         (ROWS, {"partition": Natural("hospital")}, "a column hospital in the training set, got none: name another"),
         (KEYS, {"partition": Natural("hospital")}, "a column hospital in the training set, got label, x: name another"),
