@@ -244,27 +244,20 @@ def layers(methods: Sequence[Method]) -> Chart | None:
     Returns:
         The chart of the means over rounds and runs; None if no run logged the ratios.
     """
-    means = {}
-    for method in methods:
-        for beginning, ending in ((LAYER, ""), (LAYER_AFTER, CORRECTED)):
-            names = [name for name in logged([method]) if name.startswith(beginning)]
-            of_runs = long_table(method.runs, names).groupby(["run", "metric"])["value"].mean()
-            mean = of_runs.groupby("metric").mean()
-            if len(mean):
-                mean.index = mean.index.str.removeprefix(beginning)
-                means[f"{method.name}{ending}"] = mean
-    table = pd.DataFrame(means)
-    if table.empty:
+    before, after = (_ratios_by_layer(methods, beginning) for beginning in (LAYER, LAYER_AFTER))
+    if before.empty:
         return None
-    table = table.loc[in_order(methods, list(table.index))]
-    drawn = [method.name for method in methods if method.name in table]
-    spoken = "; ".join(f"{name}: {written(table[name].mean(), True)} in the mean of the layers" for name in drawn)
-    dots = {}
-    for name in drawn:
-        told = table.index.to_series()
-        if f"{name}{CORRECTED}" in table:
-            told = told + CORRECTED + ": " + table[f"{name}{CORRECTED}"].map("{:.4g}".format)
-        dots[name] = pd.DataFrame({"x": table[name], "y": table.index, "name": told})
+    layers = in_order(methods, list(before.index))
+    before, after = before.loc[layers], after.reindex(layers)
+    spoken = "; ".join(f"{name}: {written(before[name].mean(), True)} in the mean of the layers" for name in before)
+    dots: dict[str, pd.DataFrame] = {}
+    for name in map(str, before):
+        told = [
+            f"{layer}{CORRECTED}: {written(after[name][layer], True)}" if name in after else layer for layer in layers
+        ]
+        dots[name] = pd.DataFrame({"x": before[name], "y": layers, "name": told})
+    table = before.join(after.add_suffix(CORRECTED))
+    table = table[[name for method in before for name in (method, f"{method}{CORRECTED}") if name in table]]
     rows = [[str(layer), *(written(ratio, True) for ratio in ratios)] for layer, *ratios in table.itertuples()]
     return Chart(
         key="layers",
@@ -274,6 +267,18 @@ def layers(methods: Sequence[Method]) -> Chart | None:
         plot=Dots(Axis("conflict ratio", percent=True), Axis("layer"), dots),
         numbers=Table(["layer", *table.columns], rows, "Conflict ratio by layer"),
     )
+
+
+def _ratios_by_layer(methods: Sequence[Method], beginning: str) -> pd.DataFrame:
+    """Tabulate the ratios whose names begin so, a row a layer and a column a method: means over rounds and runs."""
+    means = {}
+    for method in methods:
+        names = [name for name in logged([method]) if name.startswith(beginning)]
+        of_runs = long_table(method.runs, names).groupby(["run", "metric"])["value"].mean()
+        mean = of_runs.groupby("metric").mean()
+        if len(mean):
+            means[method.name] = mean.rename(index=lambda name: name.removeprefix(beginning))
+    return pd.DataFrame(means)
 
 
 def in_order(methods: Sequence[Method], names: Sequence[str]) -> list[str]:

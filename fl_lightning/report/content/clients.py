@@ -37,7 +37,7 @@ NARROW_CLIENTS = 40  # largest number of clients in a bubble plot of half the pa
 LONGEST_SPARK, SHORTEST_SPARK = 40, 8  # points of a sparkline
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # heights of a sparkline's points
 ITEMS = "(?:clients|personal|held_out|own|new|new_tuned)/.*|fedlaw/weight"
-ACCURACY = ("held_out/top1", "clients/top1")  # the first one that a run has is a client's accuracy
+HELD_OUT, TRAINED = "held_out/top1", "clients/top1"  # the accuracy of a client, on its held-out or training examples
 
 
 @dataclass(frozen=True)
@@ -210,11 +210,13 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
 
     The conflict is the share of the client's pairs with a negative cosine, mean over the recorded rounds; without
     recorded cosines, the share of its update that the rules removed, mean over the rounds. The accuracy is the client's
-    last one, on the client's held-out examples if a run evaluates them, else on its training examples.
+    last one, on the client's held-out examples if a run evaluates them, else on its training examples; where some
+    runs evaluate them and others do not, those others are left out.
     """
     every = [(method.name, run) for method in methods for run in method.runs]
     measured = any(run.arrays("cosines") for _, run in every)
-    tables = {run: _conflict_and_accuracy(run, measured) for _, run in every}
+    held_out = any(len(run.items(HELD_OUT)) for _, run in every)
+    tables = {run: _conflict_and_accuracy(run, measured, held_out) for _, run in every}
     largest = max(len(table) for table in tables.values())
     seeds = list(dict.fromkeys(seed_of(run) for _, run in every))
     kept = seeds[: max(1, DOTS // max(1, largest * len(methods)))]
@@ -229,7 +231,6 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
         return None
     dots = {method: pd.concat(of_runs) for method, of_runs in parts.items()}
     x = "share of a client's pairs in conflict" if measured else "share of the update that rules removed"
-    held_out = any(len(run.items(ACCURACY[0])) for _, run in every)
     y = "accuracy on the client's held-out examples" if held_out else "training accuracy of the client"
     correlations = {method: _rank_correlation(table["x"], table["y"]) for method, table in dots.items()}
     spoken = "; ".join(f"{method} {written(round(value, 2))}" for method, value in correlations.items())
@@ -254,19 +255,17 @@ def _rank_correlation(x: pd.Series, y: pd.Series) -> float:
     return float(x.corr(y, method="spearman"))
 
 
-def _conflict_and_accuracy(run: Run, measured: bool) -> pd.DataFrame:
-    """Tabulate ``x``, the conflict, and ``y``, the accuracy, of the clients that have both.
+def _conflict_and_accuracy(run: Run, measured: bool, held_out: bool) -> pd.DataFrame:
+    """Tabulate ``x``, the conflict, and ``y``, the last accuracy, of the clients that have both.
 
     Args:
         run: the run.
         measured: whether the conflict is that of recorded cosines.
+        held_out: whether the accuracy is that on held-out examples.
     """
     conflict = _conflict(run) if measured else run.items("clients/removed").mean()
-    accuracy = pd.Series(dtype=float)
-    for prefix in reversed(ACCURACY):
-        table = run.items(prefix)
-        if len(table):
-            accuracy = table.ffill().iloc[-1]
+    table = run.items(HELD_OUT if held_out else TRAINED)
+    accuracy = table.ffill().iloc[-1] if len(table) else pd.Series(dtype=float)
     return pd.DataFrame({"x": conflict, "y": accuracy}).dropna()
 
 
