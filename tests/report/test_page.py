@@ -264,6 +264,16 @@ def test_conflict_of_clients_against_their_accuracy(tmp_path: Path) -> None:
     assert drawn["figure"]["layout"]["yaxis"]["title"]["text"] == "accuracy on the client's held-out examples"
 
 
+def test_accuracies_of_two_kinds_stand_on_no_axis_together(tmp_path: Path) -> None:
+    """A run without held-out examples is left out beside one with them."""
+    cosines = {"clients": [0, 1], "before": [[1, -0.5], [-0.5, 1]], "after": [[1, -0.5], [-0.5, 1]]}
+    trained = {f"clients/top1/{k}": [0.9] for k in range(2)}
+    one = write(tmp_path / "one", trained | {f"held_out/top1/{k}": [0.5] for k in range(2)}, cosines_1=cosines)
+    other = write(tmp_path / "other", trained, cosines_1=cosines)
+    (dots,) = charts(report(one, other, out=tmp_path / "page.html"))["scatter"]["figure"]["data"]
+    assert dots["y"] == [0.5, 0.5]
+
+
 def test_clients_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
     """Client 0 takes part in rounds 1 and 3 with losses 2 and 1, client 1 in round 2 with 5; client 2 never does.
     A sparkline's letters go from 0 for the lowest loss, 1, to z for the highest one, 5: 2 is the letter 61 / 4 = 15.
@@ -339,6 +349,17 @@ def test_layers_are_in_the_modules_order(tmp_path: Path) -> None:
     drawn = [layers(group(read_runs([run]))[0]) for run in (saved, write(tmp_path / "plain", metrics))]
     orders = [chart.plot.categories for chart in drawn if chart and isinstance(chart.plot, Dots)]
     assert orders == [["conv2", "conv10", "a"], ["a", "conv2", "conv10"]]
+
+
+def test_the_tooltip_of_a_layer_is_in_per_cent(tmp_path: Path) -> None:
+    """A layer without a ratio after correction has a dash there."""
+    metrics: dict[str, list[Any]] = {f"conflict/layer/{name}": [0.5] for name in "ab"}
+    run = write(tmp_path / "run", metrics | {"conflict/layer_after/a": [0.25]})
+    chart = layers(group(read_runs([run]))[0])
+    assert chart is not None
+    assert isinstance(chart.plot, Dots)
+    (dots,) = chart.plot.dots.values()
+    assert [told.rpartition(": ")[2] for told in dots["name"]] == ["25.00\xa0%", "–"]
 
 
 def test_adapters_have_a_table_with_their_matrices_apart(tmp_path: Path) -> None:

@@ -208,6 +208,10 @@ class ColumnImages(LightningDataModule):
             sets[name] = images if size > self._memory else images.in_memory()
         return sets
 
+    def split(self, name: str) -> Any:
+        """Return the examples of a split; a data set that serves twice is decoded once."""
+        return self.sets[self._names[name]]
+
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Turn the images of a batch into inputs, as :meth:`ImageData.on_after_batch_transfer` does."""
         return to_inputs(batch, self)
@@ -219,7 +223,7 @@ class ColumnImages(LightningDataModule):
         return self._collate_fn
 
     def _loader(self, name: str) -> DataLoader[Any]:
-        dataset: Any = self.sets[self._names[name]]
+        dataset = self.split(name)
         collate = self.collate(name)
         if name != "train" and collate is None and isinstance(dataset, TensorDataset):
             return in_order(dataset, self._batch_size)

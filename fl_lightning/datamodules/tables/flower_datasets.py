@@ -170,8 +170,7 @@ class FlowerDatasets(OfColumns, LabelledData):  # type: ignore[override]  # meas
         if self.images is not None:
             if train:
                 self.collate_fn = self.images.collate("train")
-            images: Any = self.images.sets[name]
-            return of_examples(images, self._classes(parts), 1)
+            return of_examples(self.images.split(name), self._classes(parts), 1)
         examples: Any = ConcatDataset([prepared(part, self.columns) for part in parts])
         label = self.columns.index(self.label) if self.columns and self.label in self.columns else self.label
         return of_examples(examples, self._classes(parts), label)

@@ -221,7 +221,7 @@ class HuggingFace(OfColumns, PartitionedData):  # type: ignore[override]  # meas
             return source
         if self._test is None:
             return None
-        tests: Any = self.images.sets["test"] if self.images else self.datamodule.test_dataloader().dataset
+        tests: Any = self.images.split("test") if self.images else self.datamodule.test_dataloader().dataset
         return of_examples(tests, _class_numbers(self._test, self._label))
 
     @override

@@ -362,3 +362,11 @@ def test_a_run_in_memory_and_one_that_decodes_as_it_goes_see_the_same() -> None:
         trainer().fit(FederatedOrchestrator(Reads(1), on_bad_update="raise"), datamodule=data)
     assert seen[4.0] == pytest.approx(seen[1e-9], rel=1e-6)
     assert len(seen[4.0]) >= 3
+
+
+def test_one_data_set_to_train_and_to_test_on() -> None:
+    """It is decoded once, under its first name."""
+    whole = images(pixels(6))
+    data = HuggingFace(whole, whole, num_clients=2)
+    data.setup("fit")
+    assert sum(len(batch[1]) for batch in data.test_dataloader()) == int(data.sizes.sum()) == 6
