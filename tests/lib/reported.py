@@ -45,7 +45,12 @@ class Page(HTMLParser):
         self._reads = True
 
     def shows(self, name: str, value: float) -> bool:
-        """Whether a metric's value is on the page: four digits of it, or three in heat maps of clients and classes."""
+        """Whether a metric's value is on the page: four digits of it, or three in heat maps of clients and classes.
+
+        Ratios by layer after correction are in per cent alone.
+        """
+        if name.startswith("conflict/layer_after/"):
+            return float(f"{100 * value:.2f}") in self.numbers
         return any(float(f"{value:.{digits}g}") in self.numbers for digits in ((4, 3) if is_item(name) else (4,)))
 
 

@@ -247,8 +247,8 @@ def layers(methods: Sequence[Method]) -> Chart | None:
     before, after = (_ratios_by_layer(methods, beginning) for beginning in (LAYER, LAYER_AFTER))
     if before.empty:
         return None
-    layers = in_order(methods, list(before.index))
-    before, after = before.loc[layers], after.reindex(layers)
+    layers = in_order(methods, list(before.index.union(after.index)))
+    before, after = before.reindex(layers), after.reindex(layers)
     spoken = "; ".join(f"{name}: {written(before[name].mean(), True)} in the mean of the layers" for name in before)
     dots: dict[str, pd.DataFrame] = {}
     for name in map(str, before):
