@@ -250,7 +250,7 @@ def read_labels(examples: Examples, labels: Any, by: str | None) -> Tensor | Non
     Args:
         examples: the training set, n examples.
         labels: (n,) class or group of each example, or None to look for the labels in the training set.
-        by: what goes by the labels; None if nothing does. Then examples are not read to find them.
+        by: name of the partition or option that needs the labels. If it is None, no example is read to find them.
 
     Returns:
         (n,) int64; None if the labels are not known, or are no classes.

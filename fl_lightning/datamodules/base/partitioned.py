@@ -92,7 +92,16 @@ class PartitionedData(LabelledData):
         self.datamodule, self._labels = datamodule, labels
         self._is_set_up = False
         # what a new fit finds again
-        self._found = {"_dealt", "_training_set", "_names", "sizes", "num_new", "num_clients", "client_names"}
+        self._found = {
+            "_dealt",
+            "_training_set",
+            "_read_columns",
+            "_names",
+            "sizes",
+            "num_new",
+            "num_clients",
+            "client_names",
+        }
         self._found -= self.__dict__.keys()
         self.prepare_data_per_node = datamodule.prepare_data_per_node
         self.leave_tests_out()
@@ -163,12 +172,16 @@ class PartitionedData(LabelledData):
     @override
     def clients(self, train: bool) -> Sequence[str] | None:
         column = self.partition.column
-        return [str(value) for value in self.column(column).tolist()] if train and column else None
+        if not train or column is None:
+            return None
+        return [str(value) for value in self.column(column).tolist()]
 
     @override
     def client_order(self) -> Sequence[str] | None:
         column = self.partition.column
-        return [str(value) for value in np.unique(self.column(column)).tolist()] if column else None
+        if column is None:
+            return None
+        return [str(value) for value in np.unique(self.column(column)).tolist()]
 
     @override
     def domains(self, train: bool) -> Sequence[str] | None:
@@ -177,8 +190,14 @@ class PartitionedData(LabelledData):
 
     @override
     def column(self, name: str) -> NDArray[Any]:
-        """Return the integers or texts (n,) of a column of the training set."""
-        return column_of(self._training_set[0], name, self.datamodule)
+        """Return the integers or texts (n,) of a column of the training set, which is read once for a fit."""
+        if name not in self._read_columns:
+            self._read_columns[name] = column_of(self._training_set[0], name, self.datamodule)
+        return self._read_columns[name]
+
+    @cached_property
+    def _read_columns(self) -> dict[str, NDArray[Any]]:
+        return {}
 
     @cached_property
     def _training_set(self) -> tuple[Examples, dict[str, Any]]:

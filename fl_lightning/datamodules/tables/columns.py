@@ -285,7 +285,7 @@ class ColumnImages(LightningDataModule):
 
 
 class OfColumns:
-    """What data modules of columns, which may be images, have in common.
+    """Holds the images of a data module whose data are columns, and tells their constants.
 
     Attributes:
         images: the images of all splits; None for other data.

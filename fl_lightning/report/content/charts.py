@@ -252,9 +252,9 @@ def layers(methods: Sequence[Method]) -> Chart | None:
     spoken = "; ".join(f"{name}: {written(before[name].mean(), True)} in the mean of the layers" for name in before)
     dots: dict[str, pd.DataFrame] = {}
     for name in map(str, before):
-        told = [
-            f"{layer}{CORRECTED}: {written(after[name][layer], True)}" if name in after else layer for layer in layers
-        ]
+        told = layers
+        if name in after:
+            told = [f"{layer}{CORRECTED}: {written(after[name][layer], True)}" for layer in layers]
         dots[name] = pd.DataFrame({"x": before[name], "y": layers, "name": told})
     table = before.join(after.add_suffix(CORRECTED))
     table = table[[name for method in before for name in (method, f"{method}{CORRECTED}") if name in table]]
