@@ -50,6 +50,7 @@ from fl_lightning.datamodules.sites.client_files import ClientFiles as ClientFil
 from fl_lightning.datamodules.sites.fl_bench import FLBench as FLBench
 from fl_lightning.datamodules.sites.leaf import Leaf as Leaf
 from fl_lightning.datamodules.sites.pfllib import PFLlib as PFLlib
+from fl_lightning.datamodules.tables.column_data import ColumnData as ColumnData
 from fl_lightning.datamodules.tables.flower_datasets import FlowerDatasets as FlowerDatasets
 from fl_lightning.datamodules.tables.huggingface import HuggingFace as HuggingFace
 from fl_lightning.datamodules.tables.markov import MarkovTexts as MarkovTexts

@@ -130,13 +130,14 @@ def new_last(clients: int, share: float, seed: int) -> list[int]:
     return sorted(range(clients), key=lambda client: (client in new, client))
 
 
-def hold_out(parts: Parts, share: float, seed: int) -> tuple[Parts, Parts]:
+def hold_out(parts: Parts, share: float, seed: int, purpose: str = "held out") -> tuple[Parts, Parts]:
     """Draw the examples that each client keeps back from training; at least one example stays in training.
 
     Args:
         parts: each client's examples.
         share: share to keep back, in [0, 1), rounded to whole examples.
         seed: the run's seed.
+        purpose: name of the draw; draws of different names are independent.
 
     Returns:
         The examples of each client that stay in training, and those that it keeps back.
@@ -146,7 +147,7 @@ def hold_out(parts: Parts, share: float, seed: int) -> tuple[Parts, Parts]:
     starts = (parts.sizes.cumsum(0) - parts.sizes).tolist()
     for client, (start, size) in enumerate(zip(starts, parts.sizes.tolist(), strict=True)) if share else ():
         if (count := min(round(share * size), size - 1)) > 0:
-            draws = numpy_generator(seed, "held out", client).choice(size, count, replace=False)
+            draws = numpy_generator(seed, purpose, client).choice(size, count, replace=False)
             kept[torch.from_numpy(start + np.asarray(draws))] = True
             counts[client] = count
     return Parts(parts.rows[~kept], parts.sizes - counts), Parts(parts.rows[kept], counts)

@@ -74,10 +74,7 @@ class PartitionedData(LabelledData):
         **dealing: Unpack[Apart],
     ) -> None:
         check_taken(type(self), dealing, "eval_batch_size")
-        chosen = partition if partition is None or isinstance(partition, Partition) else Stated(partition)
-        by_column = (
-            num_clients is None and not isinstance(chosen, DomainDirichlet) and chosen is not None and chosen.column
-        )
+        chosen = stated(partition)
         size = 32 if batch_size is None else batch_size
         super().__init__(
             num_clients=count_clients(num_clients, chosen),
@@ -87,7 +84,7 @@ class PartitionedData(LabelledData):
             eval_batch_size=size,
             **dealing,
         )
-        self._is_natural = bool(by_column)
+        self._is_natural = names_clients(num_clients, chosen)
         self._given = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn}
         self.datamodule, self._labels = datamodule, labels
         self._is_set_up = False
@@ -209,6 +206,18 @@ class PartitionedData(LabelledData):
 
 
 FederatedDataModule.ordinary = PartitionedData
+
+
+def stated(partition: Partition | Sequence[Any] | None) -> Partition | None:
+    """Return a partition, which a list may state; see :class:`PartitionedData`."""
+    return partition if partition is None or isinstance(partition, Partition) else Stated(partition)
+
+
+def names_clients(num_clients: int | None, partition: Partition | None) -> bool:
+    """Tell whether each value of the partition's column is a client."""
+    if num_clients is not None or partition is None or isinstance(partition, DomainDirichlet):
+        return False
+    return partition.column is not None
 
 
 def count_clients(num_clients: int | None, partition: Partition | None) -> int:

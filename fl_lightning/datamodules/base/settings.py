@@ -77,16 +77,11 @@ class Partitioned(Apart, total=False):
     drop_last: bool | None
 
 
-class Stacked(Apart, total=False):
-    """Adds whether a client's last batch is left out."""
-
-    drop_last: bool
-
-
-class Tested(Stacked, total=False):
-    """Adds where the proxy set comes from."""
+class Tested(Apart, total=False):
+    """Adds where the proxy set comes from, and whether a client's last batch is left out."""
 
     proxy_source: Literal["test", "train"]
+    drop_last: bool
 
 
 class Dealing(Tested, total=False):
@@ -94,6 +89,18 @@ class Dealing(Tested, total=False):
 
     batch_size: int
     collate_fn: Callable[[list[Any]], Any] | None
+
+
+class Columns(Dealing, total=False):
+    """The arguments of :class:`ColumnData`, but for who the clients are and how they are dealt to."""
+
+    channels: Literal[1, 3] | None
+    image_size: int | tuple[int, int] | None
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    normalize: bool | tuple[float, float]
+    augment: Sequence[Augmentation] | Augmentation | None
+    memory_gib: float
 
 
 class Boxed(Dealing, total=False):

@@ -2,28 +2,22 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from io import BytesIO
 from itertools import chain
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset, default_collate
 
-from fl_lightning.datamodules.base.dealt import in_order
-from fl_lightning.datamodules.changes.augmentation import Augmentation
-from fl_lightning.datamodules.changes.constants import CONSTANTS, check_constants, constants_of, count_values
-from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
-from fl_lightning.datamodules.files.folder import MODES, decode_image, opened
+from fl_lightning.datamodules.files.folder import decode_image, opened
 from fl_lightning.datamodules.images.image_folder import pair_of
 from fl_lightning.datamodules.tables.values import classes_of
 from fl_lightning.engine.federation.batches import TrainingBatch, check_examples
-from fl_lightning.engine.federation.raw import RawInputs
-from fl_lightning.errors import ConfigurationError, check_choice, check_positive
+from fl_lightning.errors import ConfigurationError
 
 GREY = {"1", "L", "LA", "La"}  # PIL's names of the modes without colours
 GIB = 2**30
@@ -113,44 +107,23 @@ def check_no_images(**settings: Any) -> None:
         )
 
 
-class ColumnImages(LightningDataModule):
+class ColumnImages:
     """The splits of a Hugging Face data set of labelled images, decoded when they are first asked for.
 
     Args:
         splits: data sets, or lists of data sets that follow one another, by the names ``train``, ``test`` and ``val``.
         columns: names of the columns of the image and the class.
-        batch_size: number of examples in a batch.
-        collate_fn: function that makes a batch of examples; None for PyTorch's own.
-        channels, image_size, mean, std, normalize, augment, memory_gib: as for :class:`HuggingFace`.
-
-    Attributes:
-        trained: function that returns the rows (m,) of the training set on which clients train, to measure on; all rows
-            if None.
+        channels, image_size, memory_gib: as for :class:`ColumnData`.
     """
-
-    trained: Callable[[], Tensor] | None = None
 
     def __init__(
         self,
         splits: Mapping[str, Any],
         columns: tuple[str, str],
-        batch_size: int,
-        collate_fn: Callable[[list[Any]], Any] | None,
         channels: int | None,
         image_size: int | tuple[int, int] | None,
-        mean: tuple[float, ...] | None,
-        std: tuple[float, ...] | None,
-        normalize: bool | tuple[float, float],
-        augment: Sequence[Augmentation] | Augmentation | None,
         memory_gib: float,
     ) -> None:
-        super().__init__()
-        size = None if image_size is None else pair_of(image_size)
-        check_choice("channels", channels, None, *MODES)
-        check_positive(memory_gib=memory_gib)
-        if mean is not None or std is not None:
-            check_constants(mean, std, channels or len(mean or std or ()))
-        self.normalize, self.augment = normalize, checked_augment(augment, normalize, collate_fn)
         # A data set that serves twice is decoded once, under the first of its names.
         first = {id(split): name for name, split in reversed([*splits.items()])}
         self._names = {name: first[id(split)] for name, split in splits.items()}
@@ -161,32 +134,14 @@ class ColumnImages(LightningDataModule):
             for part in self._splits[name]:
                 check_columns(part, columns, name)
         self._image, self._label = columns
-        self._channels, self._size, self._given, self._memory = channels, size, (mean, std), memory_gib * GIB
-        self._batch_size, self._collate_fn = batch_size, collate_fn
-        for name in splits:
-            setattr(self, f"{name}_dataloader", partial(self._loader, name))
+        self._channels, self._size = channels, None if image_size is None else pair_of(image_size)
+        self._memory = memory_gib * GIB
 
     @cached_property
     def num_classes(self) -> int:
         """C, the number of classes: as the data set says, else 1 + the largest label."""
         known = getattr(self._splits["train"][0].features[self._label], "num_classes", None)
         return known or 1 + max(int(labels.max()) for labels in self._labels.values())
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        """The mean of each channel of images in [0, 1]: as given, else measured on what clients train on."""
-        return self._constants[0]
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        """The standard deviation of each channel, as :attr:`mean`."""
-        return self._constants[1]
-
-    @property
-    def measured(self) -> Mapping[str, str]:
-        """Mean and standard deviation where images are normalised by those of the training set."""
-        is_given = self._given[0] is not None
-        return {} if is_given or self.normalize is not True else {CONSTANTS: "set mean and std"}
 
     @cached_property
     def sets(self) -> dict[str, Dataset[Any]]:
@@ -211,39 +166,6 @@ class ColumnImages(LightningDataModule):
     def split(self, name: str) -> Any:
         """Return the examples of a split; a data set that serves twice is decoded once."""
         return self.sets[self._names[name]]
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Turn the images of a batch into inputs, as :meth:`ImageData.on_after_batch_transfer` does."""
-        return to_inputs(batch, self)
-
-    def collate(self, name: str) -> Callable[[list[Any]], Any] | None:
-        """Return the function that makes a batch of a split's examples; None for PyTorch's own."""
-        if name == "train" and self._collate_fn is None and isinstance(self.sets[name], LazyImages):
-            return _stack_for_training
-        return self._collate_fn
-
-    def _loader(self, name: str) -> DataLoader[Any]:
-        dataset = self.split(name)
-        collate = self.collate(name)
-        if name != "train" and collate is None and isinstance(dataset, TensorDataset):
-            return in_order(dataset, self._batch_size)
-        return DataLoader(dataset, self._batch_size, collate_fn=collate, generator=torch.Generator())
-
-    @cached_property
-    def _constants(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        train: Any = self.sets["train"]
-        mean, std = self._given
-        if mean is not None:
-            return check_constants(mean, std, len(train[0][0]))
-        is_measured = torch.ones(len(train), dtype=torch.bool)
-        if self.trained is not None:
-            is_measured[:] = False
-            is_measured[self.trained()] = True
-        rows = is_measured.nonzero().flatten()
-        chunks: Iterable[Tensor] = (train[row][0][None] for row in rows.tolist())
-        if isinstance(train, TensorDataset):
-            chunks = (train.tensors[0][part] for part in torch.split(rows, 1000))
-        return constants_of(sum(map(count_values, chunks), torch.tensor(0)))
 
     @cached_property
     def _labels(self) -> dict[str, Tensor]:
@@ -284,45 +206,6 @@ class ColumnImages(LightningDataModule):
                 yield size, image.mode in GREY
 
 
-class OfColumns:
-    """Holds the images of a data module whose data are columns, and tells their constants.
-
-    Attributes:
-        images: the images of all splits; None for other data.
-    """
-
-    images: ColumnImages | None
-    _dealt: Any  # as in LabelledData
-    client_dataset: Any
-
-    @property
-    def mean(self) -> tuple[float, ...] | None:
-        """The mean of each channel by which images are scaled; None for other data."""
-        return None if self.images is None else self.images.mean
-
-    @property
-    def std(self) -> tuple[float, ...] | None:
-        """The standard deviation of each channel, as :attr:`mean`."""
-        return None if self.images is None else self.images.std
-
-    @property
-    def measured(self) -> Mapping[str, str]:
-        """Names what is measured on images, see :attr:`ColumnImages.measured`."""
-        return {} if self.images is None else self.images.measured
-
-    def trained_rows(self) -> Tensor:
-        """Return the rows (m,) of the training set on which clients train."""
-        rows: Tensor = self._dealt.trained.rows
-        return rows
-
-    def raw_inputs(self, client: int) -> RawInputs | None:
-        """Return the bytes of the images on which a client trains; None for other data."""
-        if self.images is None:
-            return None
-        examples = self.client_dataset(client)
-        return RawInputs((), (examples[row][0][None] for row in range(len(examples))))
-
-
 class LazyImages(Dataset[tuple[Tensor, Tensor]]):
     """Labelled images that are decoded whenever they are read: uint8 (C, H, W), int64.
 
@@ -355,7 +238,7 @@ class LazyImages(Dataset[tuple[Tensor, Tensor]]):
         return TensorDataset(images, self.labels)
 
 
-def _stack_for_training(examples: list[Any]) -> TrainingBatch:
+def stack_for_training(examples: list[Any]) -> TrainingBatch:
     """Stack examples into a batch that may be augmented."""
     return TrainingBatch(default_collate(examples))
 

@@ -1,9 +1,9 @@
 """FlowerDatasets: the partitions of Flower Datasets as clients."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,18 +12,16 @@ from torch.utils.data import ConcatDataset
 from typing_extensions import override
 
 from fl_lightning.datamodules.base.dealt import new_last
-from fl_lightning.datamodules.base.labelled import LabelledData
-from fl_lightning.datamodules.base.settings import Tested, Unpack, check_taken
-from fl_lightning.datamodules.base.source import Source, of_examples
-from fl_lightning.datamodules.changes.augmentation import Augmentation
+from fl_lightning.datamodules.base.settings import Columns, Unpack, check_taken
+from fl_lightning.datamodules.base.source import Source
 from fl_lightning.datamodules.partition.steps.parts import Parts
-from fl_lightning.datamodules.tables.columns import ColumnImages, OfColumns, check_columns, image_columns, prepared
+from fl_lightning.datamodules.tables.column_data import ColumnData
+from fl_lightning.datamodules.tables.columns import ColumnImages, check_columns, image_columns, prepared
 from fl_lightning.datamodules.tables.values import check_class_names, check_examples, column_of
 from fl_lightning.errors import ConfigurationError, of_library
-from fl_lightning.later import later
 
 
-class FlowerDatasets(OfColumns, LabelledData):  # type: ignore[override]  # measured is known on loading only
+class FlowerDatasets(ColumnData):
     """The partitions of a ``flwr_datasets`` partitioner, or of a ``FederatedDataset``: partition k is client k.
 
     Examples and the settings of images are as for :class:`HuggingFace`. The partitioner's own seed governs the
@@ -36,29 +34,14 @@ class FlowerDatasets(OfColumns, LabelledData):  # type: ignore[override]  # meas
         columns: as for :class:`HuggingFace`.
         label: name of the column of classes, for images and for the overview of the clients; ignored if there is no
             such column.
-        batch_size: number of examples in a batch, for evaluation, too.
-        collate_fn: as for :class:`FederatedDataModule`, for evaluation, too.
-        channels: as for :class:`HuggingFace`.
-        image_size: as for :class:`HuggingFace`.
-        mean: as for :class:`HuggingFace`.
-        std: as for :class:`HuggingFace`.
-        normalize: as for :class:`HuggingFace`.
-        augment: as for :class:`HuggingFace`.
-        memory_gib: as for :class:`HuggingFace`.
-        dealing: ``participation``, ``seed``, ``held_out``, ``proxy_per_class`` and the other arguments of
-            :class:`LabelledData`.
+        settings: ``batch_size``, ``image_size`` and the other arguments of :class:`ColumnData`, and ``participation``,
+            ``seed``, ``held_out`` and the others of :class:`LabelledData`.
 
     Raises:
         ConfigurationError: ``source`` is neither of the two; on loading, the split has no partitioner, which cannot
             divide the data set, a column is missing, or examples are refused as by :class:`HuggingFace`.
     """
 
-    by_example = True
-
-    @later(channels=None, image_size=None, mean=None, std=None, normalize=True, augment=None, memory_gib=4.0)
-    @later(corruption=None, long_tail=1.0, proxy_per_class=0, proxy_source="test", proxy_long_tail=1.0)
-    @later(proxy_balanced=False, proxy_batch_size=128, train_examples=None, test_examples=None)
-    @later(validation_examples=None, held_out=0.0)
     def __init__(
         self,
         source: Any,
@@ -66,34 +49,16 @@ class FlowerDatasets(OfColumns, LabelledData):  # type: ignore[override]  # meas
         test: Any = None,
         columns: list[str] | None = None,
         label: str = "label",
-        batch_size: int = 32,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        channels: Literal[1, 3] | None = None,
-        image_size: int | tuple[int, int] | None = None,
-        mean: tuple[float, ...] | None = None,
-        std: tuple[float, ...] | None = None,
-        normalize: bool | tuple[float, float] = True,
-        augment: Sequence[Augmentation] | Augmentation | None = None,
-        memory_gib: float = 4.0,
-        **dealing: Unpack[Tested],
+        **settings: Unpack[Columns],
     ) -> None:
-        check_taken(type(self), dealing, "num_clients", "partition", "eval_batch_size")
-        super().__init__(
-            num_clients=1,
-            partition=None,
-            batch_size=batch_size,
-            eval_batch_size=batch_size,
-            collate_fn=collate_fn,
-            **dealing,
-        )
-        self.eval_collate = collate_fn
+        check_taken(type(self), settings, "num_clients", "partition")
+        super().__init__(num_clients=1, partition=None, **settings)
         if not hasattr(source, "load_partition") or (isinstance(test, str) and not hasattr(source, "load_split")):
             raise ConfigurationError(
                 "expected a FederatedDataset, or a Partitioner and a test set, of flwr_datasets (pip install "
                 f"'fl-lightning[flower-datasets]'), got {type(source).__name__} and test={str(test)[:40]}: give either"
             )
         self.source, self.split, self.test, self.columns, self.label = source, split, test, columns, label
-        self._settings = (channels, image_size, mean, std, normalize, augment, memory_gib)
         if test is None:
             self.leave_tests_out()
 
@@ -113,13 +78,6 @@ class FlowerDatasets(OfColumns, LabelledData):  # type: ignore[override]  # meas
     @override
     def prepare_data(self) -> None:
         self._partitioner  # noqa: B018  # a FederatedDataset downloads here
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Turn images into inputs as :meth:`ImageData.on_after_batch_transfer` does; return other batches unchanged."""
-        if self.images is None:
-            return batch
-        self.images.trainer = self.trainer
-        return self.images.on_after_batch_transfer(batch, dataloader_idx)
 
     @cached_property
     def num_classes(self) -> int:  # type: ignore[override]  # known on loading only
@@ -156,9 +114,7 @@ class FlowerDatasets(OfColumns, LabelledData):  # type: ignore[override]  # meas
         if columns is None:
             return None
         splits = {"train": self._parts} | ({} if self._test_set is None else {"test": self._test_set})
-        images = ColumnImages(splits, columns, self.batch_size, self.collate_fn, *self._settings)
-        images.trained = self.trained_rows
-        return images
+        return self.decoded(splits, columns)
 
     @override
     def find_source(self, train: bool) -> Source | None:
@@ -168,12 +124,10 @@ class FlowerDatasets(OfColumns, LabelledData):  # type: ignore[override]  # meas
         name = "train" if train else "test"
         parts = self._parts if train else [self._test_set]
         if self.images is not None:
-            if train:
-                self.collate_fn = self.images.collate("train")
-            return of_examples(self.images.split(name), self._classes(parts), 1)
+            return self.source_of(self.images.split(name), self._classes(parts), 1, train)
         examples: Any = ConcatDataset([prepared(part, self.columns) for part in parts])
         label = self.columns.index(self.label) if self.columns and self.label in self.columns else self.label
-        return of_examples(examples, self._classes(parts), label)
+        return self.source_of(examples, self._classes(parts), label, train)
 
     @override
     def _given_parts(self, count: int) -> Parts:

@@ -20,6 +20,7 @@ from fl_lightning.datamodules import (
     Augmentation,
     BoxData,
     ClientFiles,
+    ColumnData,
     Corruption,
     DomainShift,
     FederatedDataModule,
@@ -34,7 +35,7 @@ from fl_lightning.engine.federation.cohorts import ClientSampler
 
 WIDTH, INDENT = 100, 32  # of a page, and of the words beside an option or a class
 MADE_FOR_SUBCLASSES = (  # classes that lack a method, which their subclasses define
-    *(FederatedDataModule, LabelledData, ImageData, BoxData, ClientFiles, PublishedImages, VisionData),
+    *(FederatedDataModule, LabelledData, ImageData, BoxData, ClientFiles, ColumnData, PublishedImages, VisionData),
     *(Partition, ClientSampler, Augmentation, Corruption, DomainShift),
 )
 

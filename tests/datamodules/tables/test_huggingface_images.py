@@ -103,7 +103,7 @@ def test_the_same_images_end_in_the_same_weights() -> None:
     datasets.DatasetDict(splits).save_to_disk("hfd")
     data = HuggingFace("hfd", num_clients=1)
     data.setup("fit")
-    source: Any = data.datamodule
+    source: Any = data
     partition = "--data.partition={class_path: Dirichlet, init_args: {alpha: 0.5}}"
     common = (SMALL[0], SMALL[1], "--data.num_clients=4", partition)
     fit(*common[1:], "--data=HuggingFace", "--data.train=hfd", *common[2:], config=common[0].partition("=")[2])
@@ -125,7 +125,7 @@ def test_bytes_become_inputs_as_of_image_data() -> None:
     data = HuggingFace(whole, num_clients=1)
     assert decoded(data).tolist() == arrays.transpose(0, 3, 1, 2).tolist()
     assert data.num_classes == 10
-    source: Any = data.datamodule
+    source: Any = data
     scaled = torch.from_numpy(arrays).double() / 255
     assert source.mean == pytest.approx(scaled.mean((0, 1, 2)).tolist())
     assert source.std == pytest.approx(scaled.flatten(0, 2).std(0, correction=0).tolist())
@@ -153,7 +153,7 @@ def test_constants_are_measured_on_what_trains(memory_gib: float) -> None:
     for settings in ({}, {"partition": [[0, 3, 4], [2, 7]], "client": None}):
         given: dict[str, Any] = {"client": "writer", "held_out": 0.4, "memory_gib": memory_gib, **settings}
         data = HuggingFace(images(pixels(30, (4, 6, 3))), **given)
-        source: Any = data.datamodule
+        source: Any = data
         mean, std = source.mean, source.std
         data.setup("fit")
         trained = [image.numpy() for k in range(len(data.sizes)) for image, _ in data.client_dataset(k)]  # type: ignore[attr-defined]
@@ -190,8 +190,8 @@ def test_what_does_not_fit_is_decoded_example_by_example() -> None:
     with pytest.warns(UserWarning, match=r"would take .* more than memory_gib=.*: they are decoded whenever"):
         lazy.setup("fit")
     assert torch.equal(decoded(lazy), decoded(in_memory))
-    first: Any = lazy.datamodule
-    second: Any = in_memory.datamodule
+    first: Any = lazy
+    second: Any = in_memory
     assert (first.mean, first.std) == (second.mean, second.std)
 
 
@@ -329,7 +329,7 @@ def test_decoding_takes_little_more_than_the_images() -> None:
     tracemalloc.start()
     try:
         data.setup("fit")
-        source: Any = data.datamodule
+        source: Any = data
         assert source.mean
         peak = tracemalloc.get_traced_memory()[1]
     finally:

@@ -41,7 +41,8 @@ def test_the_end_of_a_text_stays(tmp_path: Path) -> None:
     """Though the tokenizer fills up with the same token. Of a longer text it cuts off words, and keeps the end."""
     name = tokenizer_folder(tmp_path, ends=True, pad_token="[END]", eos_token="[END]")
     data = HuggingFace(rows(), num_clients=1, columns=["text"], tokenizer=name, length=4)
-    (words,) = data.datamodule.train_dataloader().dataset.tensors
+    examples: Any = data.client_dataset(0)
+    (words,) = examples.dataset.tensors
     assert words.tolist() == [[0, 1, 4, -100], [0, 1, 2, 4], [1, 4, -100, -100]]
 
 
@@ -50,8 +51,8 @@ def test_columns_say_what_is_read(tmp_path: Path) -> None:
     name = tokenizer_folder(tmp_path)
     for columns, expected in ((["title"], [[[1], [0], [2]]]), (["title", "label"], [[[1], [0], [2]], [1, 0, 1]])):
         data = HuggingFace(both, columns=columns, num_clients=1, tokenizer=name, length=1)
-        batch = data.datamodule.train_dataloader().dataset.tensors
-        assert [part.tolist() for part in batch] == expected
+        examples: Any = data.client_dataset(0)
+        assert [part.tolist() for part in examples.dataset.tensors] == expected
 
 
 @pytest.mark.parametrize(

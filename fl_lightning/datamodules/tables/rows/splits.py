@@ -5,14 +5,15 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
+from fl_lightning.datamodules.base.dealt import hold_out, mask_of
 from fl_lightning.datamodules.base.domains import check_left_out
 from fl_lightning.datamodules.partition.steps.parts import rows_of
 from fl_lightning.datamodules.tables.values import groups_of, is_unlabelled
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.seeding import numpy_generator
 
 Bools = NDArray[np.bool_]
 
@@ -104,17 +105,10 @@ def _draw_share(train: Any, columns: Sequence[str], is_moved: Bools, share: floa
     for column in columns:
         numbers = np.unique(groups_of(train, column, "train"), return_inverse=True)[1]
         groups = groups * (numbers.max() + 1) + numbers
-    is_drawn = np.zeros(len(train), dtype=bool)
-    values, members = np.unique(groups, return_inverse=True)
     staying = np.flatnonzero(~is_moved)
-    parts = rows_of(members[staying], len(values))
-    for group, part in zip(values.tolist(), parts, strict=True):
-        rows = staying[part.numpy()]
-        count = min(round(share * len(rows)), len(rows) - 1)
-        if count > 0:
-            draw = numpy_generator(seed, "test share", group).choice(rows, count, replace=False)
-            is_drawn[draw] = True
-    return is_drawn
+    parts = rows_of(groups[staying], int(groups.max(initial=-1)) + 1).among(torch.from_numpy(staying))
+    _, drawn = hold_out(parts, share, seed, "test share")
+    return mask_of(len(train), drawn.rows).numpy()
 
 
 def _joined(split: Any, moved: Any) -> Any:
