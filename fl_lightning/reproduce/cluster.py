@@ -1,4 +1,4 @@
-"""OnCluster: trains each job as a job of a cluster's scheduler, by submitit."""
+"""OnCluster: trains each job as a job of SLURM, by submitit."""
 
 from __future__ import annotations
 
@@ -47,14 +47,13 @@ class Training:
 
 
 class OnCluster(Workers):
-    """Trains jobs as jobs of a scheduler.
+    """Trains jobs as jobs of SLURM, which gets all of them at once, as one array.
 
-    SLURM gets all jobs at once, as one array; ``local`` starts them on this machine, a few at a time. Jobs that an
-    earlier command has submitted to SLURM, and that it did not live to see end, are waited for.
+    Jobs that an earlier command has submitted, and that it did not live to see end, are waited for.
 
     Args:
-        file: YAML file with ``cluster``, slurm or local, and submitit's parameters (``timeout_min``, ``mem_gb``,
-            ``gpus_per_node``, ``slurm_partition``, …).
+        file: YAML file with submitit's parameters (``timeout_min``, ``mem_gb``, ``gpus_per_node``,
+            ``slurm_partition``, …).
         at_once: number of jobs that may run at a time.
         out: folder of all results, which the nodes must see.
 
@@ -66,25 +65,20 @@ class OnCluster(Workers):
         import submitit
 
         parameters = read_parameters(file)
-        cluster = parameters.pop("cluster", "slurm")
-        self._is_slurm = cluster == "slurm"
         self._at_once = at_once
         try:
-            self._executor = submitit.AutoExecutor(out.absolute() / SUBMITIT, cluster, slurm_max_num_timeout=REQUEUES)
-            own = {OWN: at_once} if self._is_slurm else {}
-            self._executor.update_parameters(**parameters, **own)
+            self._executor = submitit.AutoExecutor(out.absolute() / SUBMITIT, "slurm", slurm_max_num_timeout=REQUEUES)
+            self._executor.update_parameters(**parameters, **{OWN: at_once})
         except Exception as error:  # submitit raises NameError, RuntimeError, ValueError, AssertionError and its own
             raise ConfigurationError(f"{file}: {' '.join(str(error).split())}") from error
         self._busy: dict[Path, Job] = {}  # by folder
         self._ids: dict[Path, str] = {}  # of the jobs in SLURM, by folder
-        self._local: dict[Path, Any] = {}  # submitit's own jobs on this machine, by folder
         self._asked = time.monotonic()
 
     @property
     @override
     def about(self) -> str:
-        where = "jobs of SLURM" if self._is_slurm else "processes of submitit on this machine"
-        return f"the runs are {where}, {self._at_once} at a time"
+        return f"the runs are jobs of SLURM, {self._at_once} at a time"
 
     @property
     @override
@@ -93,46 +87,38 @@ class OnCluster(Workers):
 
     @override
     def room(self, waiting: int) -> int:
-        return waiting if self._is_slurm else min(waiting, self._at_once - len(self._busy))
+        return waiting
 
     @override
     def start(self, jobs: Sequence[Job]) -> None:
         self._busy |= {job.folder: job for job in jobs}
-        if self._is_slurm:
-            self._ids |= submitted_before(jobs)
+        self._ids |= submitted_before(jobs)
         new = [job for job in jobs if job.folder not in self._ids]
         if not new:
             return
         with self._executor.batch():
             submitted = [self._executor.submit(Training(job)) for job in new]
         for job, own in zip(new, submitted, strict=True):
-            if self._is_slurm:
-                self._ids[job.folder] = str(own.job_id)
-                job.folder.mkdir(parents=True, exist_ok=True)
-                inside(job.folder, SUBMITTED).write_text(str(own.job_id))
-            else:
-                self._local[job.folder] = own
+            self._ids[job.folder] = str(own.job_id)
+            job.folder.mkdir(parents=True, exist_ok=True)
+            inside(job.folder, SUBMITTED).write_text(str(own.job_id))
 
     @override
     def collect(self) -> list[Job]:
         time.sleep(POLL_S)
         over = {folder for folder, job in self._busy.items() if job.finished}
-        over |= {folder for folder, own in self._local.items() if own.done()}
         if self._ids and time.monotonic() - self._asked > ASK_S:
             still = alive(self._ids.values())
             over |= {folder for folder, id in self._ids.items() if id not in still}
             self._asked = time.monotonic()
         for folder in over:
             self._ids.pop(folder, None)
-            self._local.pop(folder, None)
         return [self._busy.pop(folder) for folder in over]
 
     @override
     def stop(self) -> None:
         import submitit
 
-        for own in self._local.values():
-            own.cancel()
         for id in self._ids.values():
             submitit.SlurmJob(self._executor.folder, id).cancel(check=False)
 
@@ -157,4 +143,10 @@ def read_parameters(file: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{file}: expected submitit's parameters, as in timeout_min: 60, got {content}")
     if OWN in content:
         raise ConfigurationError(f"{file}: {OWN} is what --jobs says: leave it out")
-    return dict(content)
+    parameters = dict(content)
+    if parameters.pop("cluster", "slurm") != "slurm":
+        raise ConfigurationError(
+            f"{file}: expected cluster: slurm, got {content['cluster']}: leave --on out to train on this machine, "
+            "--jobs runs at a time"
+        )
+    return parameters

@@ -1,4 +1,4 @@
-"""Runs as jobs of a scheduler, by submitit: on this machine, and on SLURM where there is one."""
+"""Runs as jobs of SLURM, by submitit, where there is SLURM."""
 
 import os
 import re
@@ -17,7 +17,7 @@ SWEEP = ("sweep", "--config", "tiny.yaml", "--grid", "data.num_clients=2,3", "--
 SLURM = pytest.mark.skipif(
     shutil.which("sbatch") is None or "SLURM_CONF" not in os.environ, reason="needs SLURM, with SLURM_CONF"
 )
-LOCAL = "cluster: local\ntimeout_min: 10\n"
+PARAMETERS = "timeout_min: 10\ncpus_per_task: 1\n"
 
 
 @pytest.fixture(autouse=True)
@@ -53,10 +53,9 @@ def results_here(*options: object) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cluster: local\ntimeout: 5", "on.yaml: .*timeout"),
         ("[1]", "on.yaml: expected submitit's parameters, as in timeout_min: 60, got"),
         ("slurm_array_parallelism: 3", "on.yaml: slurm_array_parallelism is what --jobs says: leave it out"),
-        ("cluster: nowhere", "on.yaml: .*nowhere"),
+        ("cluster: local", "on.yaml: expected cluster: slurm, got local: leave --on out to train on this machine"),
     ],
 )
 def test_a_file_that_submitit_does_not_take(text: str, message: str) -> None:
@@ -68,18 +67,26 @@ def test_no_such_file() -> None:
     assert refusal() == "--on on.yaml: No such file or directory"
 
 
+@SLURM
+def test_a_parameter_that_submitit_does_not_know() -> None:
+    Path("on.yaml").write_text("timeout: 5")
+    assert re.match("on.yaml: .*timeout", refusal())
+
+
+@SLURM
 @pytest.mark.slow
-def test_submitit_on_this_machine_trains_the_same_runs() -> None:
-    Path("on.yaml").write_text(LOCAL)
+def test_slurm_trains_the_same_runs() -> None:
+    Path("on.yaml").write_text(PARAMETERS)
     ended = process(*SWEEP, "--on", "on.yaml")
     assert ended.returncode == 0, ended.stderr
-    assert "the runs are processes of submitit on this machine, 2 at a time" in ended.stdout
+    assert "the runs are jobs of SLURM, 2 at a time" in ended.stdout
     pd.testing.assert_frame_equal(results(), results_here())
 
 
+@SLURM
 @pytest.mark.slow
 def test_ctrl_c_ends_the_runs_and_the_same_command_goes_on() -> None:
-    Path("on.yaml").write_text(LOCAL)
+    Path("on.yaml").write_text(PARAMETERS)
     longer = (*SWEEP, "--seeds", 1, "--rounds", 40, "--on", "on.yaml")
     running = start(*longer)
     deadline = time.monotonic() + HANG
@@ -99,7 +106,7 @@ def test_ctrl_c_ends_the_runs_and_the_same_command_goes_on() -> None:
 @SLURM
 @pytest.mark.slow
 def test_a_killed_job_is_trained_again_by_the_same_command() -> None:
-    Path("on.yaml").write_text("timeout_min: 10\ncpus_per_task: 1\n")
+    Path("on.yaml").write_text(PARAMETERS)
     longer = ("--seeds", 1, "--rounds", 60)
     running = start(*SWEEP, *longer, "--on", "on.yaml")
     deadline = time.monotonic() + HANG
