@@ -15,12 +15,12 @@ from torchmetrics.text import Perplexity
 from typing_extensions import override
 
 from fl_lightning.arguments import picklable_defaults
+from fl_lightning.datamodules.base.settings import Unpack
 from fl_lightning.datamodules.files.pretrained import import_transformers, one_line, read_pretrained, silent
 from fl_lightning.datamodules.tables.tokens import NOTHING
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
 from fl_lightning.later import later
-from fl_lightning.models.adapters import Adapt, FrozenDtype, computing, keep_frozen
-from fl_lightning.models.adapters import adapt as adapt_network
+from fl_lightning.models.adapters import FrozenDtype, Targeted, adapt_network, computing, keep_frozen
 from fl_lightning.models.classifier import with_schedule
 from fl_lightning.models.text import to_front
 
@@ -42,11 +42,6 @@ class CausalLM(LightningModule):
             ``gpt2``.
         settings: settings of the model's config, such as ``n_layer: 2`` or ``attn_pdrop: 0``.
         weights: whether to read pretrained weights; otherwise all weights are drawn at random.
-        adapt: part of the model that trains. "full" trains all parameters; "head" the last layer, and the tokens'
-            embedding if the two share their weight; "lora" thin matrices beside frozen weights.
-        rank: rank of the matrices.
-        targets: names or patterns of the linear layers that get matrices; by default peft's choice for the model.
-        freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
         pad: number that fills up texts before or after them, in data that do not mark padding by -100: all tokens of
             this number at the beginning and at the end of a text are padding, but those with a label. By default none
             is, and texts are refused that begin or end in several tokens of the model's padding or end; with -100, such
@@ -59,6 +54,10 @@ class CausalLM(LightningModule):
         scheduler: function that makes a learning rate schedule from the optimizer; the schedule starts anew every
             round.
         scheduler_interval: period of the schedule: a local "epoch", or a "step" of the optimizer.
+        adapting: ``adapt``, which says what of the network trains, and the other arguments of
+            :func:`~fl_lightning.models.adapters.adapt_network`. "head" is the last layer, and the tokens' embedding
+            if the two share their weight; it does not train beside matrices. By default, these stand beside the layers
+            that peft chooses for the model.
 
     Raises:
         ConfigurationError: there is no such model or setting, or a name or pattern has no layer; in training, a token
@@ -70,21 +69,19 @@ class CausalLM(LightningModule):
     higher_is_better = ("val/top1", "test/top1")
 
     @later(frozen_dtype="float32", checkpointing=False, pad=None)
+    @later(alpha=None, dropout=0.0, rslora=False, dora=False, modules_to_save=())
     def __init__(
         self,
         model: str,
         settings: Mapping[str, Any] | None = None,
         weights: bool = True,
-        adapt: Adapt = "full",
-        rank: int = 8,
-        targets: Sequence[str] = (),
-        freeze: Sequence[str] = (),
         pad: int | None = None,
         optimizer: OptimizerCallable = lambda params: torch.optim.AdamW(params, lr=5e-4),
         scheduler: LRSchedulerCallable | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         frozen_dtype: FrozenDtype = "float32",
         checkpointing: bool = False,
+        **adapting: Unpack[Targeted],
     ) -> None:
         super().__init__()
         check_choice("scheduler_interval", scheduler_interval, "epoch", "step")
@@ -92,8 +89,8 @@ class CausalLM(LightningModule):
         self.optimizer, self.scheduler = optimizer, scheduler
         self.network = make_network("CausalLM", model, settings or {}, weights, frozen_dtype)
         downloaded = set(self.network.parameters()) if weights else set()
-        head = head_of(self.network) if adapt == "head" else ()
-        adapt_network(self.network, adapt, head, rank, targets or usual_targets(self.network), freeze)
+        usual = usual_targets(self.network)
+        adapt_network(self.network, head_of(self.network), lora_trains_head=False, usual=usual, **adapting)
         self.frozen_dtype = make_small(self.network, frozen_dtype, checkpointing)
         self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
         self.vocabulary: int = self.network.get_input_embeddings().num_embeddings
@@ -173,45 +170,40 @@ class TextTransformer(nn.Module):
         model: as for :class:`CausalLM`.
         settings: as for :class:`CausalLM`.
         weights: as for :class:`CausalLM`.
-        rank: as for :class:`CausalLM`.
-        targets: as for :class:`CausalLM`.
-        freeze: as for :class:`CausalLM`.
         pad: as for :class:`CausalLM`.
         frozen_dtype: as for :class:`CausalLM`.
         checkpointing: as for :class:`CausalLM`.
         num_classes: number of outputs; the head that gives them is drawn at random, even with ``weights``.
-        adapt: part of the network that trains. "full" trains all parameters, "head" the head, "lora" the head and thin
-            matrices beside frozen weights.
+        adapting: ``adapt``, which says what of the network trains, and the other arguments of
+            :func:`~fl_lightning.models.adapters.adapt_network`; by default, matrices stand beside the layers that peft
+            chooses for the model.
 
     Raises:
         ConfigurationError: as :class:`CausalLM`.
     """
 
     @later(frozen_dtype="float32", checkpointing=False, pad=None)
+    @later(alpha=None, dropout=0.0, rslora=False, dora=False, modules_to_save=())
     def __init__(
         self,
         model: str,
         num_classes: int = 2,
         settings: Mapping[str, Any] | None = None,
         weights: bool = True,
-        adapt: Adapt = "full",
-        rank: int = 8,
-        targets: Sequence[str] = (),
-        freeze: Sequence[str] = (),
         pad: int | None = None,
         frozen_dtype: FrozenDtype = "float32",
         checkpointing: bool = False,
+        **adapting: Unpack[Targeted],
     ) -> None:
         super().__init__()
         check_at_least(1, num_classes=num_classes)
         self.network = make_network(
             "SequenceClassification", model, settings or {}, weights, frozen_dtype, num_labels=num_classes
         )
-        targets = targets or usual_targets(self.network)
         head = head_of(self.network)
         in_head = {own for part in head for own in self.network.get_submodule(part).parameters()}
         downloaded = set(self.network.parameters()) - in_head if weights else set()
-        adapt_network(self.network, adapt, head, rank, targets, freeze)
+        adapt_network(self.network, head, usual=usual_targets(self.network), **adapting)
         self.frozen_dtype = make_small(self.network, frozen_dtype, checkpointing)
         self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
         vocabulary = self.network.get_input_embeddings().num_embeddings

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fl_lightning.datamodules.base.settings import Unpack
 from fl_lightning.datamodules.files.hub import hub_or_cache
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.later import later
-from fl_lightning.models.adapters import Adapt, FrozenDtype, computing, keep_frozen
-from fl_lightning.models.adapters import adapt as adapt_network
+from fl_lightning.models.adapters import Adapting, FrozenDtype, adapt_network, computing, keep_frozen
 
 
 class TimmNetwork(nn.Module):
@@ -33,16 +33,14 @@ class TimmNetwork(nn.Module):
         stride: ratio of the image's side to the side of the last feature maps: 8, 16 or 32. 8 suits 32×32 images and 16
             suits 64×64 images: both end in 4×4. 32 leaves the network unchanged.
         pretrained: whether to download timm's weights.
-        adapt: part of the network that trains. "full" trains all parameters, "head" the head, "lora" the head and thin
-            matrices beside frozen weights.
-        rank: rank of the matrices.
-        targets: names or patterns of the linear layers that get matrices.
-        freeze: patterns of parameters that stay as they are, such as ``*.lora_A.*`` (FFA-LoRA, Sun et al., 2024).
+        targets: names or patterns of the linear layers that get matrices; ``all-linear`` for all but the head.
         settings: further arguments of the network in timm, such as ``img_size: 32``.
         frozen_dtype: dtype of the frozen weights of linear layers and convolutions, in which the layers then compute;
             "bfloat16" takes half the memory of "float32".
         checkpointing: whether the forward pass keeps the inputs of the blocks alone, and the backward pass computes the
             rest again (Chen et al., 2016).
+        adapting: ``adapt``, which says what of the network trains, and the other arguments of
+            :func:`~fl_lightning.models.adapters.adapt_network`.
 
     Raises:
         ConfigurationError: timm has no such network or no weights of it, ``stride`` is none of the three, the network's
@@ -52,6 +50,7 @@ class TimmNetwork(nn.Module):
 
     @later(pretrained=False, adapt="full", rank=8, targets=("qkv", "proj"), freeze=(), settings=None)
     @later(frozen_dtype="float32", checkpointing=False)
+    @later(alpha=None, dropout=0.0, rslora=False, dora=False, modules_to_save=())
     def __init__(
         self,
         name: str,
@@ -59,13 +58,11 @@ class TimmNetwork(nn.Module):
         in_channels: int = 3,
         stride: Literal[8, 16, 32] = 8,
         pretrained: bool = False,
-        adapt: Adapt = "full",
-        rank: int = 8,
-        targets: Sequence[str] = ("qkv", "proj"),
-        freeze: Sequence[str] = (),
+        targets: Sequence[str] | str = ("qkv", "proj"),
         settings: Mapping[str, Any] | None = None,
         frozen_dtype: FrozenDtype = "float32",
         checkpointing: bool = False,
+        **adapting: Unpack[Adapting],
     ) -> None:
         import timm  # here, because the import takes a second
 
@@ -82,7 +79,7 @@ class TimmNetwork(nn.Module):
             _take_out_halvings(self.network, name, in_channels, stride)
         downloaded = set(self.network.parameters()) if pretrained else set()
         facts: dict[str, Any] = self.network.default_cfg
-        adapt_network(self.network, adapt, facts["classifier"], rank, targets, freeze)
+        adapt_network(self.network, facts["classifier"], targets=targets, **adapting)
         keep_frozen(self.network, frozen_dtype)
         self.frozen_dtype = frozen_dtype
         self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
-from fl_lightning.models.adapters import adapt
+from fl_lightning.models.adapters import adapt_network
 from lib.toy import trainer
 
 SIZES, RANK, LR, ROUNDS = (3, 6, 9), 2, 0.3, 3
@@ -27,7 +27,7 @@ class Adapted(LightningModule):
         torch.manual_seed(0)
         self.network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
         if adapted:
-            adapt(self.network, "lora", head="", rank=RANK, targets=LAYERS, freeze=freeze)
+            adapt_network(self.network, "", adapt="lora", rank=RANK, targets=LAYERS, freeze=freeze)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
