@@ -203,7 +203,8 @@ class TextTransformer(nn.Module):
         head = head_of(self.network)
         in_head = {own for part in head for own in self.network.get_submodule(part).parameters()}
         downloaded = set(self.network.parameters()) - in_head if weights else set()
-        adapt_network(self.network, head, usual=usual_targets(self.network), **adapting)
+        usual = usual_targets(self.network)
+        adapt_network(self.network, head, lora_trains_head=True, usual=usual, **adapting)
         self.frozen_dtype = make_small(self.network, frozen_dtype, checkpointing)
         self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
         vocabulary = self.network.get_input_embeddings().num_embeddings

@@ -79,7 +79,7 @@ class TimmNetwork(nn.Module):
             _take_out_halvings(self.network, name, in_channels, stride)
         downloaded = set(self.network.parameters()) if pretrained else set()
         facts: dict[str, Any] = self.network.default_cfg
-        adapt_network(self.network, facts["classifier"], targets=targets, **adapting)
+        adapt_network(self.network, facts["classifier"], lora_trains_head=True, usual=(), targets=targets, **adapting)
         keep_frozen(self.network, frozen_dtype)
         self.frozen_dtype = frozen_dtype
         self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]

@@ -51,7 +51,10 @@ GONE = (
     Gone("fl_lightning.callbacks.SaveCohorts", "path", "cohorts.txt", "the file in the run folder is cohorts.txt"),
 )
 # Defaults of 0.3.0 that arguments no longer take, and the defaults of today, which do the same but for rounding.
-DEFAULTS = {ORCHESTRATOR: {"compile_clients": ("auto", False)}}
+DEFAULTS: dict[str, dict[str, tuple[Any, Any]]] = {
+    ORCHESTRATOR: {"compile_clients": ("auto", False)},
+    "fl_lightning.datamodules.HuggingFace": {"drop_last": (None, False)},
+}
 # What classes did before they had an argument whose default does something else: none may come since 0.3.0.
 LACKING = {"fl_lightning.callbacks.FedGAMCV": {"control": "paper"}}
 
@@ -116,7 +119,7 @@ def without_later(config: Mapping[str, Any], imports: bool = True, today: bool =
 def _replace_defaults(path: str, arguments: dict[str, Any], today: bool) -> None:
     for name, defaults in DEFAULTS.get(path, {}).items():
         replaced, new = defaults if today else reversed(defaults)
-        if arguments.get(name) == replaced:
+        if name in arguments and arguments[name] == replaced:
             arguments[name] = new
 
 
