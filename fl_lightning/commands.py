@@ -32,6 +32,8 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise an error; argparse would print its usage and exit."""
         message = message.replace("the following arguments are required:", "give")
+        if one := re.fullmatch("one of the arguments (.+) is required", message):
+            message = f"give one of {', '.join(one[1].split())}"
         raise ConfigurationError(f"{message}: {self.prog} --help lists the options")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -44,6 +45,22 @@ def whole(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
         raise
     _flush(path.parent)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Write files into a folder when all are written: yield a temporary folder, then move its files to ``path``.
+
+    Files of the same names in ``path`` are replaced, others stay. If the body raises, the folder stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}", suffix=PART) as part:
+        yield Path(part)
+        path.mkdir(exist_ok=True)
+        for file in sorted(Path(part).iterdir()):
+            _flush(file)
+            file.replace(path / file.name)
+    _flush(path)
 
 
 def remove_parts(folder: Path) -> None:

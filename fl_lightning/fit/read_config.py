@@ -17,6 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from fl_lightning.datamodules import FederatedDataModule
+from fl_lightning.engine.hosting.adapter_folder import is_adapter
 from fl_lightning.engine.hosting.initial import TIMM, check_is_file
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import FederatedCLI
@@ -110,7 +111,8 @@ def weights_of(config: Mapping[str, Any]) -> Path | None:
     if source is None or source.startswith(TIMM):
         return None
     path = checkpoint_of(Path(source))
-    check_is_file(path)
+    if not is_adapter(path):
+        check_is_file(path)
     return path
 
 

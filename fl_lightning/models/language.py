@@ -258,6 +258,7 @@ def make_network(
             raise ConfigurationError(
                 f"transformers makes no {maker} of type {model} with {dict(settings)}: {one_line(error)}"
             ) from None
+    network.config_as_made = copy.deepcopy(network.config)
     network.config.use_cache = False  # of what earlier tokens gave: for writing texts, not for training
     return network
 

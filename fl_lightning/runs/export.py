@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
 from pydoc import locate
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import safetensors.torch
 import torch
@@ -23,7 +23,8 @@ from fl_lightning.engine.hosting.initial import start_from
 from fl_lightning.engine.hosting.saving import LEFT_OUT, check_state, fill_in, own_names
 from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.files import whole
+from fl_lightning.files import whole, whole_folder
+from fl_lightning.runs.adapters import write_adapter, write_merged
 from fl_lightning.runs.folder.checkpoints import checkpoint_of, read_checkpoint, run_of
 from fl_lightning.runs.folder.files import NOT_RECORDED, SITES, read_mapping
 from fl_lightning.seeding import isolated, seed_globals
@@ -45,8 +46,9 @@ def export(
     module: LightningModule | None = None,
     example: Any = None,
     overwrite: bool = False,
+    form: Literal["model", "adapter", "merged"] = "model",
 ) -> None:
-    """Write the global model of a run to a file that needs no fl-lightning.
+    """Write the global model of a run to a file, or a folder, that needs no fl-lightning.
 
     The suffix of the file decides what is written:
 
@@ -57,26 +59,31 @@ def export(
     - ``.pt2``: the program of the module's ``forward`` in evaluation mode, by ``torch.export``, for batches of any size
       if the example's size is 2 or more.
 
+    The form ``adapter`` is a folder for ``PeftModel.from_pretrained(base model, out)``, ``merged`` a folder with the
+    whole model, its adapters added to its weights, for transformers' ``from_pretrained`` or timm's
+    ``create_model("local-dir:FOLDER")``.
+
     How the run's data module scales inputs, and which class an output stands for, is in none of them: a line says it.
 
     Args:
         checkpoint: a run folder, which stands for its best checkpoint, or else its last; or a checkpoint of a run.
-        out: the file to write.
+        out: the file to write; a folder for an adapter or a merged model.
         module: a client module, which is given the checkpoint's tensors. Needed for ``.pt2`` if the run is from
             Python, and so has no config to make the module from.
         example: inputs of ``forward`` for ``.pt2``: a tensor, a tuple of positional arguments or a dict of keyword
             arguments; by default the module's ``example_input_array``, or the first element of a validation batch.
-        overwrite: whether to replace an existing file.
+        overwrite: whether to replace an existing file or folder.
+        form: what to write.
 
     Raises:
         ConfigurationError: ``out`` has another suffix or exists, ``checkpoint`` is not from a federated run, or the
-            module cannot be made or exported.
+            module cannot be made or exported; there is no adapter, or an adapter alone would not be the model.
     """
     from fl_lightning.runs.reader import Run  # imports pandas, which takes a while
 
     out = Path(out)
     path = checkpoint_of(Path(checkpoint))
-    if out.suffix not in SUFFIXES:
+    if form == "model" and out.suffix not in SUFFIXES:
         raise ConfigurationError(f"export: the file must end in {', '.join(SUFFIXES)}, got {out}")
     if out.exists() and not overwrite:
         raise ConfigurationError(f"export: {out} exists: give another name, or --overwrite")
@@ -85,6 +92,9 @@ def export(
     config = Run(folder).config if folder else {}
     config = {} if NOT_RECORDED in config else config  # of a run from Python, which has no arguments to rely on
     plain = _plain(content, config)
+    if form != "model":
+        _write_folder(out, form, module or _make_module(config, path), plain, config)
+        return
     needs = _needs(folder, config.get("data") or {}) if folder and config else []
     program = None
     if plain.get(LEFT_OUT) or out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or _init_from(config))):
@@ -102,6 +112,25 @@ def export(
         rank_zero_info(f"{out}: hyper-parameters inside: {names}; pass all other arguments to load_from_checkpoint")
     if needs:
         rank_zero_info(f"not in {out}, as it is the data module's: {'; '.join(needs)}")
+
+
+def _write_folder(
+    out: Path,
+    form: Literal["adapter", "merged"],
+    module: LightningModule,
+    plain: dict[str, Any],
+    config: Mapping[str, Any],
+) -> None:
+    """Write the adapter of a module, or the module with its adapters merged, as a folder that is whole or not there."""
+    module.configure_model()
+    base = {name: value.clone() for name, value in nn.Module.state_dict(module).items()}
+    module = _load_values(module, plain, config).eval()
+    settings = (config.get("data") or {}).get("init_args") or {}
+    with whole_folder(out) as part:
+        if form == "adapter":
+            write_adapter(module, base, part)
+        else:
+            write_merged(module, settings.get("tokenizer"), part)
 
 
 def _write(path: Path, suffix: str, plain: Mapping[str, Any], program: torch.export.ExportedProgram | None) -> None:

@@ -343,7 +343,7 @@ def test_mistakes_about_files(digits: Path) -> None:
         "export: plain.ckpt is a checkpoint, but not of a federated run: it has no rounds_done"
     )
     assert refused("export", "text.ckpt", "--out", "m.pt").startswith("export: text.ckpt cannot be read")
-    assert refused("export", RUN).startswith("give --out: ")
+    assert refused("export", RUN).startswith("give one of --out, --adapter, --merge: ")
     assert Path("there.pt").read_text() == "mine"
     assert not list(Path().glob("m.*"))
     export("there.pt", "--overwrite")

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from fl_lightning.errors import ConfigurationError
+
 
 def known_class(module: str, name: str) -> type | None:
     """Return a class of a library; None if the library is not loaded, so that no object of the class exists."""
@@ -21,3 +23,23 @@ def adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, layer in module.named_modules():
         if tuned is not None and isinstance(layer, tuned):
             yield name, layer
+
+
+def adapted_network(module: nn.Module) -> Any:
+    """Find the network into which peft has put adapters.
+
+    Raises:
+        ConfigurationError: there is none, or there are several.
+    """
+    found = list[nn.Module]()
+    inner = set[nn.Module]()
+    for part in module.modules():
+        if part not in inner and isinstance(getattr(part, "peft_config", None), dict):
+            found.append(part)
+            inner.update(part.modules())
+    if len(found) != 1:
+        raise ConfigurationError(
+            f"expected one network with adapters of peft in {type(module).__name__}, got {len(found)}: set adapt to "
+            "lora"
+        )
+    return found[0]

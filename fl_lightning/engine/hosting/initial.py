@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fl_lightning.engine.hosting.adapted import adapted_layers
+from fl_lightning.engine.hosting.adapter_folder import is_adapter, start_from_adapter
 from fl_lightning.engine.hosting.saving import LEFT_OUT, own_names, shape
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import isolated
@@ -32,7 +33,7 @@ def start_from(module: LightningModule, source: str) -> set[str]:
     Args:
         module: the client module.
         source: a Lightning checkpoint, a state_dict (``.safetensors``, or written by ``torch.save``), a checkpoint of a
-            federated run, or ``timm:`` and a model name of timm.
+            federated run, a folder with an adapter of peft, or ``timm:`` and a model name of timm.
 
     Returns:
         The names of the tensors that the source has given.
@@ -40,6 +41,9 @@ def start_from(module: LightningModule, source: str) -> set[str]:
     Raises:
         ConfigurationError: there are no such weights, or they do not fit.
     """
+    if is_adapter(Path(source)):
+        start_from_adapter(module, Path(source))
+        return set()  # the frozen weights are the module's own
     saved = _of_timm(source.removeprefix(TIMM)) if source.startswith(TIMM) else read_tensors(Path(source))
     module.configure_model()  # may make layers; the Trainer calls it again, which Lightning asks modules to allow
     own = nn.Module.state_dict(module)
@@ -106,7 +110,8 @@ def check_is_file(path: Path) -> None:
     if not path.is_file():
         came = "which is a folder" if path.is_dir() else "which does not exist"
         raise ConfigurationError(
-            f"init_from: expected a file of weights, or timm: and a name, got {path}, {came}; null loads no weights"
+            f"init_from: expected a file of weights, a folder of an adapter, or timm: and a name, got {path}, {came}; "
+            "null loads no weights"
         )
 
 

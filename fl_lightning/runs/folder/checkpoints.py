@@ -18,6 +18,7 @@ from packaging.version import Version
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.engine.hosting.adapter_folder import is_adapter
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import DAMAGED, is_damaged
@@ -129,12 +130,12 @@ def last_of_experiment(folder: Path) -> Path:
 def checkpoint_of(path: Path) -> Path:
     """Find the checkpoint that a path stands for: a run folder stands for its ``best.ckpt``, or else its ``last.ckpt``.
 
-    Any other path stands for itself.
+    Any other path stands for itself, and so does a folder with an adapter of peft.
 
     Raises:
-        ConfigurationError: the path is a folder without these checkpoints.
+        ConfigurationError: the path is another folder without these checkpoints.
     """
-    if not path.is_dir():
+    if not path.is_dir() or is_adapter(path):
         return path
     candidates = [inside(path, CHECKPOINTS, f"{name}.ckpt") for name in (BEST, LAST)]
     for file in candidates:

@@ -1,0 +1,169 @@
+"""Adapters out of a module: as the folder that peft loads, or merged into a model that transformers or timm load."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fl_lightning.datamodules.files.pretrained import read_pretrained
+from fl_lightning.engine.hosting.adapted import adapted_layers, adapted_network, known_class
+from fl_lightning.engine.hosting.adapter_folder import TENSORS
+from fl_lightning.errors import ConfigurationError
+
+PREFIX = "base_model.model."  # of the names of an adapter's tensors
+# peft's words for tasks, and transformers' lists of the classes for these.
+TASKS = {
+    "CAUSAL_LM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "SEQ_CLS": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+}
+
+
+def write_adapter(module: nn.Module, base: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the adapter of a module as peft does, for ``PeftModel.from_pretrained(base model, folder)``.
+
+    Modules beside the adapters that train whole, such as the head of a classifier, are peft's ``modules_to_save``.
+
+    Args:
+        module: the trained client module.
+        base: the state of the module as it was made, before a run has given it values.
+        folder: folder to write, which exists.
+
+    Raises:
+        ConfigurationError: the module has no adapters, its frozen weights are of no pretrained model or are no longer
+            those of that model, or a part of a layer with adapters trains whole.
+    """
+    from peft import get_peft_model_state_dict
+
+    network = adapted_network(module)
+    if len(network.peft_config) > 1:
+        raise ConfigurationError(f"export: expected one adapter, got {', '.join(network.peft_config)}: write a .ckpt")
+    source = _pretrained(network)
+    if source is None:
+        raise ConfigurationError(
+            "export: the frozen weights are of no pretrained model, so that an adapter would have no base: --merge "
+            "DIR writes all weights"
+        )
+    _check_base(module, base, source)
+    plain = _trained_whole(network)
+    (config,) = (copy.copy(config) for config in network.peft_config.values())
+    config.base_model_name_or_path, config.inference_mode = source, True
+    config.modules_to_save = plain or config.modules_to_save
+    config.task_type = _task_of(network)
+    tensors = dict(get_peft_model_state_dict(network))
+    for part in plain:
+        tensors |= {f"{part}.{own}": value for own, value in network.get_submodule(part).state_dict().items()}
+    copies = {f"{PREFIX}{key.removeprefix(PREFIX)}": value.contiguous().clone() for key, value in tensors.items()}
+    save_file(copies, folder / TENSORS, metadata={"format": "pt"})
+    config.save_pretrained(folder)
+
+
+def write_merged(module: nn.Module, tokenizer: str | None, folder: Path) -> None:
+    """Add the adapters of a module to its weights, in place, and write the whole model as its library does.
+
+    transformers loads the folder by ``from_pretrained``, timm by ``create_model("local-dir:FOLDER")``.
+
+    Args:
+        module: the trained client module, which is changed.
+        tokenizer: folder or name on the hub of the tokenizer that belongs to the model; None for none.
+        folder: folder to write, which exists.
+
+    Raises:
+        ConfigurationError: the module has no adapters, or its network is none of transformers or of timm.
+    """
+    network = adapted_network(module)
+    wrapper, model = (known_class(*place) for place in (("peft", "PeftModel"), ("transformers", "PreTrainedModel")))
+    if wrapper is not None and isinstance(network, wrapper):
+        network = network.merge_and_unload(safe_merge=True)
+    for name, layer in [*adapted_layers(network)][::-1]:
+        layer.merge(safe_merge=True)
+        network.set_submodule(name, layer.get_base_layer())
+    if model is not None and isinstance(network, model):
+        network.config = getattr(network, "config_as_made", network.config)
+        network.save_pretrained(folder)
+        if tokenizer is not None:
+            read_pretrained("AutoTokenizer", tokenizer).save_pretrained(folder)
+        else:
+            rank_zero_info(f"{folder} has no tokenizer: the run's data name none")
+    elif (arguments := getattr(network, "made_with", None)) is not None:  # as TimmNetwork notes
+        from timm.models import save_for_hf
+
+        save_for_hf(network, str(folder), model_args=arguments, safe_serialization=True)
+    else:
+        raise ConfigurationError(
+            f"export: {type(network).__name__} is no network of transformers or of TimmNetwork: write a .safetensors, "
+            "with the weights and the adapters beside each other"
+        )
+
+
+def _pretrained(network: Any) -> str | None:
+    """Return the name or the folder of the pretrained model of which a network has its frozen weights; else None."""
+    (config, *_) = network.peft_config.values()
+    own = getattr(network, "name_or_path", "") or config.base_model_name_or_path
+    if own:
+        return str(own)
+    return network.pretrained_cfg.get("hf_hub_id") if getattr(network, "is_pretrained", False) else None
+
+
+def _task_of(network: Any) -> str | None:
+    """Return peft's word for what a network of transformers is made for; None for other networks."""
+    lists: Any = sys.modules.get("transformers.models.auto.modeling_auto")
+    for task, classes in TASKS.items():
+        if lists is not None and type(network).__name__ in getattr(lists, classes).values():
+            return task
+    return None
+
+
+def _check_base(module: nn.Module, base: Mapping[str, Tensor], source: str) -> None:
+    """Refuse frozen weights that are no longer those of the pretrained model: the adapter would lack the difference."""
+    trained = {name for name, own in module.named_parameters() if own.requires_grad}
+    adapters = {f"{name}.{own}" for name, layer in adapted_layers(module) for own in _own_of(layer)}
+    for name, value in module.state_dict().items():
+        if name not in trained and name not in adapters and not torch.equal(value, base[name]):
+            raise ConfigurationError(
+                f"export: {name} is frozen, and not as in {source}, as after FedExLoRA or with init_from: an adapter "
+                "alone would give other outputs; --merge DIR writes all weights"
+            )
+
+
+def _own_of(layer: Any) -> Iterator[str]:
+    """Yield the names of an adapter's own tensors within the layer around which it stands."""
+    for name in layer.state_dict():
+        if not name.startswith("base_layer."):
+            yield name
+
+
+def _trained_whole(network: nn.Module) -> list[str]:
+    """Name the modules without adapters of which all parameters train, the outermost first."""
+    layers = dict(adapted_layers(network))
+    wrapper = known_class("peft.utils.other", "AuxiliaryTrainingWrapper")  # of modules_to_save, which peft knows
+    kept = [part for part in network.modules() if wrapper is not None and isinstance(part, wrapper)]
+    inside = {id(own) for part in (*layers.values(), *kept) for own in part.parameters()}
+    rest = {id(own) for own in network.parameters() if own.requires_grad} - inside
+    chosen = list[str]()
+    for name, part in network.named_modules():
+        own = {id(parameter) for parameter in part.parameters()}
+        if name and own and own <= rest:
+            chosen.append(name)
+            rest -= own
+    for layer, part in layers.items():
+        for name, own in part.get_base_layer().named_parameters():
+            if own.requires_grad:
+                raise ConfigurationError(
+                    f"export: {name} of {layer} trains beside the layer's adapter, which peft does not save: --merge "
+                    "DIR writes all weights"
+                )
+    if rest:
+        names = [name for name, own in network.named_parameters() if id(own) in rest]
+        raise ConfigurationError(
+            f"export: {names[0]} trains, and other parts of its module are frozen, which peft does not save: --merge "
+            "DIR writes all weights"
+        )
+    return chosen
