@@ -46,9 +46,9 @@ def verdict(comparison: Comparison) -> str:
     if not others:
         said = words.describe(comparison.standings[0])
     elif words.seeds < FEWEST_SEEDS:
-        said = words.refuse_few_seeds()
+        said = words.explain_few_seeds()
     elif comparison.better is None:
-        said = words.refuse_unknown()
+        said = words.explain_unknown()
     elif len(others) == 1:
         said = words.judge_one(others[0])
     else:
@@ -83,21 +83,21 @@ class _Words:
             said = f"{said}\n{NO_BASELINE}"
         return said
 
-    def refuse_few_seeds(self) -> str:
+    def explain_few_seeds(self) -> str:
         """Say that there are too few seeds for a verdict, and which differences they show."""
         if not self.seeds:
             return f"No verdict: no method has a seed in common with {self.base}."
         differences = []
         for standing in self.others:
             if standing.apart["mean"].seeds:
-                mean = self.by(standing.apart["mean"])
-                last = self.by(standing.apart["last"])
+                mean = self.amount(standing.apart["mean"])
+                last = self.amount(standing.apart["last"])
                 differences.append(f"{standing.method.short} {mean} ({last} after the last round)")
         are = "is" if self.seeds == 1 else "are"
         few = f"{counted(self.seeds, 'seed')} {are} too few, at least {FEWEST_SEEDS} are needed"
         return f"No verdict: {few}. Differences to {self.base} in {self.mean}: {', '.join(differences)}."
 
-    def refuse_unknown(self) -> str:
+    def explain_unknown(self) -> str:
         """Say that nobody says which values are better, how to say it, and which differences there are."""
         differences = [self.with_difference(standing, "mean") for standing in self.others]
         metric = self.comparison.metric
@@ -113,13 +113,13 @@ class _Words:
         last = standing.apart["last"]
         sure = f"{self.edges(mean)}, {_p(mean)}, {counted(mean.seeds, 'seed')}"
         if not mean.is_clear:
-            first = f"{name} and {self.base} cannot be told apart in {self.mean}: {self.by(mean)} ({sure})"
+            first = f"{name} and {self.base} cannot be told apart in {self.mean}: {self.amount(mean)} ({sure})"
         elif self.is_better(mean):
-            first = f"{name} {self.verb_of_better(1)} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
+            first = f"{name} {self.verb_of_better(1)} {self.base} by {self.amount(mean)} of {self.mean} ({sure})"
         else:
-            first = f"{name} {self.verb_of_worse(1)} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
+            first = f"{name} {self.verb_of_worse(1)} {self.base} by {self.amount(mean)} of {self.mean} ({sure})"
         unclear = "" if last.is_clear else ", not distinguishable"
-        return f"{first}; last-round difference {self.by(last)}{unclear} ({_p(last)})."
+        return f"{first}; last-round difference {self.amount(last)}{unclear} ({_p(last)})."
 
     def judge_several(self) -> str:
         """Say which of several other methods beat the baseline, which fall short of it, and which are like it."""
@@ -142,7 +142,7 @@ class _Words:
             parts.append(f"{_name_some(same)} cannot be told from {self.base}")
         if few:
             parts.append(f"{_name_some(few)} {'has' if len(few) == 1 else 'have'} too few seeds")
-        return f"{'; '.join(parts)} ({self.certainty()}). {self.after_the_last_round()}"
+        return f"{'; '.join(parts)} ({self.certainty()}). {self.judge_last_round()}"
 
     def ranking(self) -> list[Standing]:
         """Sort the methods other than the baseline by their differences to it in the mean over the rounds."""
@@ -155,7 +155,7 @@ class _Words:
         correction = f"p values corrected for {counted(tests, 'comparison')} by Holm's method"
         return f"{counted(self.seeds, 'seed')}, {correction}"
 
-    def after_the_last_round(self) -> str:
+    def judge_last_round(self) -> str:
         """Say which of several methods differ from the baseline after the last round."""
         clear = [standing for standing in self.ranking() if standing.apart["last"].is_clear]
         names = _name_some([self.with_difference(standing, "last") for standing in clear])
@@ -184,9 +184,9 @@ class _Words:
     def with_difference(self, standing: Standing, name: str) -> str:
         """Name a method with its difference to the baseline, in the "mean" over the rounds or after the "last" one."""
         difference = standing.apart[name]
-        return f"{standing.method.short} ({self.by(difference)}, {_p(difference)})"
+        return f"{standing.method.short} ({self.amount(difference)}, {_p(difference)})"
 
-    def by(self, difference: Difference) -> str:
+    def amount(self, difference: Difference) -> str:
         """Write a difference without its interval, as "+4.0 points"."""
         text = self.with_sign(difference.mean, difference.half)
         return f"{text} points" if self.percent else text

@@ -170,30 +170,22 @@ def _plane(job: Job) -> dict[str, Any]:
 
 def _over_labels(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:
     """Plot the runs' results against the labels of an axis of the grid, a panel for each measure."""
+    cells = finished_by_cell(pairs)
+    axes = [axis for axis in differing_axes(pairs) if axis != plot.over]
     panels = {}
     for measure, title in plot.measures.items():
-        lines = _lines_over_labels(experiment, measure, plot.over, pairs)
+        values: dict[str, dict[float, dict[int, float]]] = {}  # by line, label and seed
+        for labels, jobs in cells:
+            of_seeds = {job.seed: result(experiment, job.run, measure, job.rounds) for job in jobs}
+            if not all(map(math.isnan, of_seeds.values())):
+                values.setdefault(in_words(labels, axes) or OURS, {})[labels[plot.over]] = of_seeds
+        lines = []
+        for name, of_labels in values.items():
+            lines.append(plots.Line(name, band(pd.DataFrame(of_labels).T.sort_index())))
         if lines:
             x = plots.Axis(plot.over, log=all(line.points.index.min() > 0 for line in lines))
             panels[title] = plots.Lines(x, _y_axis(measure, title), lines)
     return plots.Panels(panels) if panels else None
-
-
-def _lines_over_labels(experiment: Experiment, measure: str, over: str, pairs: Pairs) -> list[plots.Line]:
-    """Plot a measure against the labels of the axis ``over``, a line for each cell of the other axes."""
-    others = differing_axes(pairs)
-    if over in others:
-        others.remove(over)
-    values: dict[str, dict[float, dict[int, float]]] = {}  # by line, label and seed
-    for labels, jobs in finished_by_cell(pairs):
-        of_seeds = {job.seed: result(experiment, job.run, measure, job.rounds) for job in jobs}
-        if not all(map(math.isnan, of_seeds.values())):
-            line = in_words(labels, others) or OURS
-            values.setdefault(line, {})[labels[over]] = of_seeds
-    lines = []
-    for line, of_labels in values.items():
-        lines.append(plots.Line(line, band(pd.DataFrame(of_labels).T.sort_index())))
-    return lines
 
 
 def _histogram(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:
@@ -272,7 +264,7 @@ def _by_local_epoch(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.P
         for labels, jobs in cells:
             lines = []
             for measure, title in plot.measures.items():
-                values = by_seed(jobs, measure) if x == "round" else _in_local_epochs(experiment, jobs, measure)
+                values = column_per_job(jobs, measure) if x == "round" else _in_local_epochs(experiment, jobs, measure)
                 if len(values):
                     lines.append(plots.Line(title, band(values)))
             if lines:
@@ -349,16 +341,16 @@ def make_curves(measures: Sequence[str], pairs: Pairs) -> list[Curve]:
     curves = []
     for labels, jobs in finished_by_cell(pairs):
         for measure in measures:
-            points = band(by_seed(jobs, measure))
+            points = band(column_per_job(jobs, measure))
             if len(points):
                 curves.append(Curve(labels, measure, points))
     return curves
 
 
-def by_seed(jobs: Sequence[Job], measure: str) -> pd.DataFrame:
+def column_per_job(jobs: Sequence[Job], measure: str) -> pd.DataFrame:
     """Tabulate a measure by round (or by what BY says), one column per job that has the measure; gaps are nan."""
     if measure == SIMILARITIES:
-        return by_rank(list(filter(len, map(_similarities, jobs))))
+        return sort_by_rank(list(filter(len, map(_similarities, jobs))))
     if measure in BY:
         profiles = {}
         for job in jobs:
@@ -385,7 +377,7 @@ def _read_profile(file: Path, measure: str) -> pd.Series[float]:
     return pd.Series(arrays[y], arrays[x])
 
 
-def by_rank(values: Sequence[NDArray[np.float64]]) -> pd.DataFrame:
+def sort_by_rank(values: Sequence[NDArray[np.float64]]) -> pd.DataFrame:
     """Sort each run's values, one of each client or pair of clients, into a column, by rank from 1.
 
     A run with fewer values than another one fills its column by quantiles.
