@@ -13,7 +13,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.inside import inside
 from fl_lightning.report.arguments import report_arguments
 from fl_lightning.report.compared.experiments import Experiment, experiments
-from fl_lightning.report.compared.methods import group, resumed
+from fl_lightning.report.compared.methods import make_methods, say_changed
 from fl_lightning.report.compared.verdict import texts, verdict
 from fl_lightning.report.drawing.on_paper import save
 from fl_lightning.report.page import Part
@@ -27,7 +27,7 @@ def command(args: Sequence[str]) -> int:
     runs = read_runs(map(Path, options.run), better_in(options.lower_is_better, options.higher_is_better))
     if len(options.run) > 1 or options.names:
         # The user has named the folders one by one, or the methods: all runs are compared in one part of the page.
-        every = [Experiment("", *group(runs, options.names or ()))]
+        every = [Experiment("", *make_methods(runs, options.names or ()))]
     else:
         every = experiments(runs)
     compared = [compare_methods(experiment, options.metric, options.baseline, options.target) for experiment in every]
@@ -38,7 +38,7 @@ def command(args: Sequence[str]) -> int:
         charts = write_figures(parts, Path(options.figures))
         print(f"figures: {options.figures} ({counted(charts, 'chart')})")
     for experiment in compared:
-        for sentence in [*resumed(experiment.methods), *map(verdict, experiment.comparisons)]:
+        for sentence in [*say_changed(experiment.methods), *map(verdict, experiment.comparisons)]:
             print(f"{experiment.name}: {sentence}" if experiment.name else sentence)
     return 0
 

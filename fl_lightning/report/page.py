@@ -12,7 +12,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
 
 from fl_lightning.report.compared.experiments import Experiment
-from fl_lightning.report.compared.methods import CONFLICT, Method, logged
+from fl_lightning.report.compared.methods import CONFLICT, Method, metric_names
 from fl_lightning.report.compared.verdict import conflict, table, verdict
 from fl_lightning.report.content import arrays, charts, clients, resources, tables
 from fl_lightning.report.content.by_round import client_names
@@ -139,7 +139,7 @@ def _sections(experiment: Experiment, letters: int) -> Iterator[Section]:
         texts=_configs(methods),
     )
     for key in SECTIONS:
-        metrics = [name for name in metrics_of_section(key, logged(methods)) if name not in in_summary]
+        metrics = [name for name in metrics_of_section(key, metric_names(methods)) if name not in in_summary]
         yield _section_of_metrics(key, metrics, methods, letters)
     yield Section(
         "clients",

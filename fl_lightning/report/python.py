@@ -14,7 +14,7 @@ from fl_lightning.better import better_in
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.compared import comparison, verdict
 from fl_lightning.report.compared.experiments import Experiment, experiments
-from fl_lightning.report.compared.methods import group, resumed, unfinished
+from fl_lightning.report.compared.methods import make_methods
 from fl_lightning.runs.reader import Run, read_runs
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def compare(runs: Sequence[Run], metric: str | None = None, baseline: str | None
     Raises:
         ConfigurationError: there are no runs, no run has the metric, or no method has the baseline's name.
     """
-    methods, notes = group(_check_runs(runs))
-    for note in [*notes, *unfinished(methods), *resumed(methods)]:
+    methods, notes = make_methods(_check_runs(runs))
+    for note in notes:
         warnings.warn(note, stacklevel=2)
     return Result(comparison.compare(methods, metric, baseline))
 
@@ -116,10 +116,8 @@ def write_report(runs: Sequence[Run], file: str | Path) -> None:
 def compare_methods(
     experiment: Experiment, metric: str | None = None, baseline: str | None = None, target: float | None = None
 ) -> Experiment:
-    """Compare the methods of an experiment, see :func:`comparison.compare`, and add notes on its runs."""
-    methods = experiment.methods
-    notes = [*experiment.notes, *unfinished(methods), *resumed(methods)]
-    return replace(experiment, notes=notes, comparisons=comparison.compare(methods, metric, baseline, target))
+    """Compare the methods of an experiment, see :func:`comparison.compare`."""
+    return replace(experiment, comparisons=comparison.compare(experiment.methods, metric, baseline, target))
 
 
 def write_page(experiments: Sequence[Experiment], file: Path) -> list[Part]:

@@ -67,12 +67,16 @@ def paired(one: pd.Series, other: pd.Series) -> tuple[pd.Series, pd.Series]:
     return one.reindex(shared), other.reindex(shared)
 
 
-def p_other(values: NDArray[np.float64]) -> float:
-    """Compute the two-sided p value of a mean other than 0, at most 1; see :func:`p_above`.
+def two_sided_p(values: NDArray[np.float64]) -> float:
+    """Compute the two-sided p value of a mean other than 0, at most 1, see :func:`p_above`; nan for too few values.
 
-    >>> p_other(np.array([-1.0, 0.0, 1.0])), p_other(np.array([1.0, 1.0])), p_other(np.array([0.0, 0.0]))
+    >>> two_sided_p(np.array([-1.0, 0.0, 1.0])), two_sided_p(np.array([1.0, 1.0, 1.0])), two_sided_p(np.zeros(3))
     (1.0, 0.0, 1.0)
+    >>> two_sided_p(np.array([1.0, 1.0]))
+    nan
     """
+    if len(values) < FEWEST_SEEDS:
+        return math.nan
     return min(1.0, 2 * min(p_above(values, 0), p_above(-values, 0)))
 
 

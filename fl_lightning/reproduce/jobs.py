@@ -22,6 +22,7 @@ from fl_lightning.fit.command import command
 from fl_lightning.fit.messages import run_and_report
 from fl_lightning.fit.read_config import config_of
 from fl_lightning.inside import inside
+from fl_lightning.report.compared.methods import differing_names
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.experiments.grid import option
 from fl_lightning.runs.config.secrets import hidden_arguments
@@ -139,6 +140,11 @@ class Job:
 
 Pairs = Sequence[tuple[Cell, Job]]  # the jobs of an experiment, each with its cell
 Planned = Sequence[tuple[Experiment, Pairs]]  # experiments, each with the jobs of its cells
+
+
+def differing_axes(pairs: Pairs) -> list[str]:
+    """Return the axes of the grid on which the labels of the cells differ, or that some cells lack."""
+    return differing_names([cell.labels for cell, _ in pairs])
 
 
 def finished_by_cell(pairs: Pairs) -> list[tuple[Mapping[str, Any], list[Job]]]:

@@ -11,7 +11,7 @@ import pytest
 from lib.command import run
 from report.folders import NAMES, charts, config, tables, write
 
-from fl_lightning.report.compared.methods import group
+from fl_lightning.report.compared.methods import make_methods
 from fl_lightning.report.content.arrays import cosines
 from fl_lightning.report.content.by_round import client_names
 from fl_lightning.report.content.charts import NumberedMetrics, over_rounds
@@ -48,7 +48,7 @@ def test_tables_and_texts_have_the_names(tmp_path: Path) -> None:
 
 def test_figures_have_the_names(tmp_path: Path) -> None:
     """Whole in the CSV files; along the axes up to 16 letters, which find room in the smallest plot of bubbles."""
-    methods = group(read_runs([folder(tmp_path / "run")]))[0]
+    methods = make_methods(read_runs([folder(tmp_path / "run")]))[0]
     plots = [each.plot for each in (cosines(methods), partition(methods)) if each]
     weights = over_rounds(methods, NumberedMetrics("fedlaw/weight", "client", "Weights", "Caption."))
     assert weights
@@ -65,13 +65,13 @@ def test_figures_have_the_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("others", "clients"), [(None, 4), (NAMES[::-1], 4), (NAMES[:3], 3)])
 def test_runs_that_disagree_show_numbers(others: Sequence[str] | None, clients: int, tmp_path: Path) -> None:
     folder(tmp_path / "a")
-    assert client_names(group(read_runs([tmp_path]))[0]) == NAMES
+    assert client_names(make_methods(read_runs([tmp_path]))[0]) == NAMES
     folder(tmp_path / "b", others, "FedNova", clients)
-    assert client_names(group(read_runs([tmp_path]))[0]) is None
+    assert client_names(make_methods(read_runs([tmp_path]))[0]) is None
 
 
 @pytest.mark.parametrize("clients", [10_000, 10_001])
 def test_more_clients_than_a_page_names(clients: int, tmp_path: Path) -> None:
     partition = {"sizes": np.ones(clients, int), "names": [f"client number {k}" for k in range(clients)]}
-    methods = group(read_runs([write(tmp_path / "run", {"val/loss": [1.0]}, partition=partition)]))[0]
+    methods = make_methods(read_runs([write(tmp_path / "run", {"val/loss": [1.0]}, partition=partition)]))[0]
     assert (client_names(methods) is None) == (clients > 10_000)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from report.folders import config, write
 
-from fl_lightning.report.compared.methods import group
+from fl_lightning.report.compared.methods import make_methods
 from fl_lightning.report.content.arrays import Cosines
 from fl_lightning.report.content.by_round import divide_frames, runs_with, table_of_frames
 from fl_lightning.report.elements import ClientsTable, Frame, Frames, FramesOfRun, Measure, for_scripts
@@ -47,7 +47,7 @@ def test_later_seeds_are_left_out_if_frames_are_few(total: int, runs: int, each:
     for seed in (1, 2, 3):
         for rule in ("FedNova", "FedLAW"):
             write(tmp_path / f"{rule}-{seed}", {"val/loss": [1.0]}, config(rule, seed=seed))
-    every = runs_with(group(read_runs([tmp_path]))[0], lambda run: run.names)
+    every = runs_with(make_methods(read_runs([tmp_path]))[0], lambda run: run.names)
     shown, frames = divide_frames(every, total)
     assert (len(shown), frames) == (runs, each)
     assert {run.seed for _, run in shown} == set(range(1, 1 + runs // 2))

@@ -11,7 +11,7 @@ import pytest
 from lib.command import run
 from report.folders import charts, config, curves, similar, tables, write
 
-from fl_lightning.report.compared.methods import group
+from fl_lightning.report.compared.methods import make_methods
 from fl_lightning.report.content.arrays import cosines
 from fl_lightning.report.content.charts import layers
 from fl_lightning.report.drawing.plots import Dots
@@ -226,7 +226,7 @@ def test_cosines_are_packed_to_an_accuracy_of_one_part_in_254(tmp_path: Path) ->
 
 def test_cosines_that_do_not_fit_are_left_out(runs: Path) -> None:
     """Of three rounds of four runs, there is room for the last one of each method's first seed."""
-    chart = cosines(group(read_runs([runs]))[0], budget=1)
+    chart = cosines(make_methods(read_runs([runs]))[0], budget=1)
     assert chart
     assert chart.frames
     assert [[frame.round for frame in run.frames] for run in chart.frames.runs] == [[6], [6]]
@@ -346,7 +346,7 @@ def test_layers_are_in_the_modules_order(tmp_path: Path) -> None:
     """As saved; without that, by their numbers."""
     metrics = {f"conflict/layer/{name}": [0.5] for name in ("conv10", "conv2", "a")}
     saved = write(tmp_path / "saved", metrics, layers={"names": ["conv2", "conv10", "a"]})
-    drawn = [layers(group(read_runs([run]))[0]) for run in (saved, write(tmp_path / "plain", metrics))]
+    drawn = [layers(make_methods(read_runs([run]))[0]) for run in (saved, write(tmp_path / "plain", metrics))]
     orders = [chart.plot.categories for chart in drawn if chart and isinstance(chart.plot, Dots)]
     assert orders == [["conv2", "conv10", "a"], ["a", "conv2", "conv10"]]
 
@@ -355,7 +355,7 @@ def test_the_tooltip_of_a_layer_is_in_per_cent(tmp_path: Path) -> None:
     """A layer without a ratio after correction has a dash there."""
     metrics: dict[str, list[Any]] = {f"conflict/layer/{name}": [0.5] for name in "ab"}
     run = write(tmp_path / "run", metrics | {"conflict/layer_after/a": [0.25]})
-    chart = layers(group(read_runs([run]))[0])
+    chart = layers(make_methods(read_runs([run]))[0])
     assert chart is not None
     assert isinstance(chart.plot, Dots)
     (dots,) = chart.plot.dots.values()

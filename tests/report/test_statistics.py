@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fl_lightning.report.statistics import band, interval, label, p_other, paired
+from fl_lightning.report.statistics import band, interval, label, paired, two_sided_p
 
 
 def test_band_of_three_seeds_with_one_missing() -> None:
@@ -54,8 +54,8 @@ def test_pairs_are_what_both_sides_have_within_a_seed() -> None:
 def test_the_two_sided_p_value() -> None:
     """1, 2, 3: t = 2 / (1/√3) = √12 with two degrees of freedom, so p = 1 - √(12/14); the same for the other side."""
     values = np.array([1.0, 2.0, 3.0])
-    assert p_other(values) == pytest.approx(1 - math.sqrt(12 / 14))
-    assert p_other(-values) == pytest.approx(p_other(values))
+    assert two_sided_p(values) == pytest.approx(1 - math.sqrt(12 / 14))
+    assert two_sided_p(-values) == pytest.approx(two_sided_p(values))
 
 
 @pytest.mark.parametrize(

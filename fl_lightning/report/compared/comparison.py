@@ -14,8 +14,8 @@ import pandas as pd
 from fl_lightning.better import Better, how_to_say
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.report.compared.long_table import values_by_round
-from fl_lightning.report.compared.methods import Method, better_values, logged
-from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm, interval, p_other, paired
+from fl_lightning.report.compared.methods import Method, better_values, metric_names
+from fl_lightning.report.statistics import LEVEL, holm, interval, paired, two_sided_p
 from fl_lightning.runs.catalogue import catalogue, is_item
 from fl_lightning.runs.config.settings import RULES
 from fl_lightning.runs.reader import Run
@@ -24,6 +24,8 @@ BASELINE = "FedAvg"  # rules of the baseline unless the user names another metho
 FIRST = ("val/top1", "val/top3", "val/loss")  # metrics to compare by unless the user names one, the best first
 DIGITS = 12  # decimals of a difference; smaller differences are rounding errors
 COSTS = ("rounds", "bytes", "seconds")  # what it takes to reach the target
+
+Values = Mapping[Method, pd.DataFrame]  # the long table of one metric, see long_table.py, for each method
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def compare(
         ConfigurationError: no run has the metric, no method has the baseline's name, or a target is given of a metric
             of which no values are better.
     """
-    known = logged(methods)
+    known = metric_names(methods)
     if not known:
         return []
     metric = metric or default_metric(known)
@@ -129,31 +131,33 @@ def compare(
         near = nearest(metric, known)
         hint = f"did you mean {near}?" if near else f"they have {', '.join(known[:12])}, …"
         raise ConfigurationError(f"metric must be one that the runs have, got {metric}: {hint}")
-    measured = [method for method in methods if len(method.values(metric))]
+    measured = []
+    problems: dict[str, dict[Method, pd.DataFrame]] = {}
+    for method in methods:
+        values = method.values(metric)
+        if len(values):
+            measured.append(method)
+            problems.setdefault(method.problem, {})[method] = values
     if baseline is not None and not any(_is_called(method, baseline) for method in measured):
         names = "; ".join(dict.fromkeys(name for method in measured for name in (method.name, method.short)))
         raise ConfigurationError(f"baseline must be the name of a method ({names}), got {baseline}")
-    comparisons = []
-    for problem in dict.fromkeys(method.problem for method in measured):
-        rivals = [method for method in measured if method.problem == problem]
-        comparisons.append(_on(problem, rivals, metric, baseline, target))
-    return comparisons
+    return [_compare_rivals(problem, rivals, metric, baseline, target) for problem, rivals in problems.items()]
 
 
-def default_metric(logged: Collection[str]) -> str:
+def default_metric(names: Collection[str]) -> str:
     """Choose the metric that methods are compared by if nobody names one.
 
     Args:
-        logged: names of the metrics that the runs have, at least one.
+        names: names of the metrics that the runs have, at least one.
 
     Returns:
         The first of ``val/top1``, ``val/top3`` and ``val/loss`` that there is; or else the first other ``val/*`` in
         alphabetical order, numbers of one class or client left out; or else the first among the catalogue's metrics,
         or the first at all.
     """
-    validated = sorted(name for name in logged if name.startswith("val/") and not is_item(name))
-    order = (*FIRST, *validated, *catalogue(), *logged)
-    return next(name for name in order if name in logged)
+    validated = sorted(name for name in names if name.startswith("val/") and not is_item(name))
+    order = (*FIRST, *validated, *catalogue(), *names)
+    return next(name for name in order if name in names)
 
 
 def _is_called(method: Method, name: str) -> bool:
@@ -161,23 +165,23 @@ def _is_called(method: Method, name: str) -> bool:
     return name in (method.name, method.short) or name == method.runs[0].method
 
 
-def _on(problem: str, methods: Sequence[Method], metric: str, baseline: str | None, target: float | None) -> Comparison:
+def _compare_rivals(
+    problem: str, values: Values, metric: str, baseline: str | None, target: float | None
+) -> Comparison:
     """Compare the methods that are tried on one problem."""
+    methods = list(values)
     base = _baseline_of(methods, baseline)
     better = better_values(methods, metric)
     if target is None:
-        target = _usual_target(base, metric, better) if better else math.nan
+        target = _usual_target(base, values[base], metric, better) if better else math.nan
     elif not better:
         raise ConfigurationError(
             f"target: it is not known which values of {metric} are better than {target:g}: {how_to_say(metric)}"
         )
-    others = [method for method in methods if method is not base]
-    apart = [_apart(method, base, metric) for method in others]
-    last = _differences([seeds["last"] for seeds in apart])
-    mean = _differences([seeds["mean"] for seeds in apart])
-    of_base = {other: {"last": last[at], "mean": mean[at]} for at, other in enumerate(others)}
-    is_low = better == "lower"
-    standings = [_standing(method, metric, target, is_low, of_base.get(method, {})) for method in methods]
+    apart = _differences(values, base)
+    standings = []
+    for method, of_method in values.items():
+        standings.append(_standing(method, of_method, target, better == "lower", apart.get(method, {})))
     return Comparison(problem, metric, better, target, base, standings)
 
 
@@ -189,39 +193,39 @@ def _baseline_of(methods: Sequence[Method], name: str | None) -> Method:
     return methods[0]
 
 
-def _apart(method: Method, base: Method, metric: str) -> pd.DataFrame:
+def _differences(values: Values, base: Method) -> dict[Method, dict[str, Difference]]:
+    """Test the ``last`` and the ``mean`` difference of each other method, and correct p for the number of methods."""
+    by_seed = {method: _subtract(ours, values[base]) for method, ours in values.items() if method is not base}
+    differences: dict[Method, dict[str, Difference]] = {method: {} for method in by_seed}
+    for name in ("last", "mean"):
+        p_values = []
+        for seeds in by_seed.values():
+            p_values.append(two_sided_p(np.round(seeds[name].to_numpy(dtype=float), DIGITS)))
+        for (method, seeds), p in zip(by_seed.items(), holm(p_values), strict=True):
+            differences[method][name] = Difference(*interval(seeds[name]), p, len(seeds))
+    return differences
+
+
+def _subtract(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
     """Subtract the baseline within each seed: a row for each shared seed, and columns ``last`` and ``mean``.
 
     Only the rounds that both runs of a seed have count: ``last`` is after the last of these, ``mean`` is over them.
     """
-    ours, theirs = paired(_by_seed_and_round(method, metric), _by_seed_and_round(base, metric))
-    of_method = ours.groupby("seed", sort=False)
-    of_base = theirs.groupby("seed", sort=False)
-    # The mean of each seed's values alone: groupby's own mean sums in another order, and so rounds differently.
-    mean = of_method.agg(pd.Series.mean) - of_base.agg(pd.Series.mean)
-    return pd.DataFrame({"last": of_method.last() - of_base.last(), "mean": mean})
+    key = ["seed", "round"]
+    one, other = paired(ours.set_index(key)["value"], theirs.set_index(key)["value"])
+    return _last_and_mean(one, "seed") - _last_and_mean(other, "seed")
 
 
-def _by_seed_and_round(method: Method, metric: str) -> pd.Series:
-    return method.values(metric).set_index(["seed", "round"])["value"]
+def _last_and_mean(values: pd.Series, by: str) -> pd.DataFrame:
+    """Tabulate the ``last`` value and the ``mean`` of each seed, or run: of what ``by`` names in the index."""
+    groups = values.groupby(by, sort=False)
+    # The mean of each group's values alone: groupby's own mean sums in another order, and so rounds differently.
+    return pd.DataFrame({"last": groups.last(), "mean": groups.agg(pd.Series.mean)})
 
 
-def _differences(apart: Sequence[pd.Series]) -> list[Difference]:
-    """Test the differences of each method, one value per seed, and correct the p values for the number of methods."""
-    p_values = []
-    for seeds in apart:
-        values = np.round(seeds.to_numpy(dtype=float), DIGITS)
-        p_values.append(p_other(values) if len(values) >= FEWEST_SEEDS else math.nan)
-    differences = []
-    for seeds, p in zip(apart, holm(p_values), strict=True):
-        mean, half = interval(seeds)
-        differences.append(Difference(mean, half, p, len(seeds)))
-    return differences
-
-
-def _usual_target(base: Method, metric: str, better: Better) -> float:
+def _usual_target(base: Method, values: pd.DataFrame, metric: str, better: Better) -> float:
     """Round the baseline's last value; nan for an accuracy no better than chance, if the classes are known."""
-    last, _ = interval(_last(base, metric))
+    last, _ = interval(values.groupby("run")["value"].last())
     target = _easier(last, better)
     top = re.search(r"/top(\d)", metric) if metric in catalogue() else None
     counts = base.runs[0].partition().get("counts")
@@ -241,19 +245,18 @@ def _easier(value: float, better: Better) -> float:
     return float(f"{easier * unit:.2g}")
 
 
-def _standing(method: Method, metric: str, target: float, is_low: bool, apart: Mapping[str, Difference]) -> Standing:
+def _standing(
+    method: Method, values: pd.DataFrame, target: float, is_low: bool, apart: Mapping[str, Difference]
+) -> Standing:
     spent = []
-    for position, values in method.series(metric).items():
-        spent.append(_costs(method.runs[position], values, target, is_low))
-    costs = {name: float(np.median([run[name] for run in spent])) for name in COSTS}
+    for position in values["run"].unique():
+        by_round = values[values["run"] == position].set_index("round")["value"]
+        spent.append(_costs(method.runs[position], by_round, target, is_low))
+    medians = pd.DataFrame(spent).median(skipna=False)
+    costs = {name: float(medians[name]) for name in COSTS}
     reached = sum(math.isfinite(run["rounds"]) for run in spent)
-    means = [values.mean() for values in method.series(metric).values()]
-    return Standing(method, interval(_last(method, metric)), interval(means), costs, reached, apart)
-
-
-def _last(method: Method, metric: str) -> pd.Series:
-    """Return a metric's last value in each run."""
-    return method.values(metric).groupby("run")["value"].last()
+    runs = _last_and_mean(values.set_index("run")["value"], "run")
+    return Standing(method, interval(runs["last"]), interval(runs["mean"]), costs, reached, apart)
 
 
 def _costs(run: Run, values: pd.Series, target: float, is_low: bool) -> dict[str, float]:

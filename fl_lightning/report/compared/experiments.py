@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fl_lightning.commands import some
 from fl_lightning.report.compared.comparison import Comparison
-from fl_lightning.report.compared.methods import Method, as_key, group, problem_of
+from fl_lightning.report.compared.methods import Method, as_key, make_methods, problem_settings
 from fl_lightning.runs.reader import Run, experiment_folder
 
 
@@ -37,19 +37,20 @@ def experiments(runs: Sequence[Run]) -> list[Experiment]:
     experiment is named by its folders, relative to the folder that contains all experiments.
     """
     in_folder: dict[Path, list[Run]] = {}
+    problems: dict[Path, set[str]] = {}
     for run in runs:
-        in_folder.setdefault(experiment_folder(run.folder.resolve()), []).append(run)
+        folder = experiment_folder(run.folder.resolve())
+        in_folder.setdefault(folder, []).append(run)
+        problems.setdefault(folder, set()).add(_problem(run))
     common = Path(os.path.commonpath(list(in_folder)))
-    problems = {folder: {_problem(run) for run in own} for folder, own in in_folder.items()}
-    together = _together(problems)
+    together = _join_by_problem(problems)
     parts = []
     for folders in together:
-        name = ""
-        if len(together) > 1:
-            name = some([_name(folder, common) for folder in folders])
-        own_runs = [run for folder in folders for run in in_folder[folder]]
-        methods, notes = group(own_runs)
-        parts.append(Experiment(name, methods, notes))
+        own: list[Run] = []
+        for folder in folders:
+            own += in_folder[folder]
+        name = some([_name(folder, common) for folder in folders]) if len(together) > 1 else ""
+        parts.append(Experiment(name, *make_methods(own)))
     return parts
 
 
@@ -60,10 +61,10 @@ def _name(folder: Path, common: Path) -> str:
 
 def _problem(run: Run) -> str:
     """Return the settings that define the run's problem as text, or the run's folder if the run has no config."""
-    return as_key(problem_of(run.settings)) if run.settings else str(run.folder)
+    return as_key(problem_settings(run.settings)) if run.settings else str(run.folder)
 
 
-def _together(problems: Mapping[Path, set[str]]) -> list[list[Path]]:
+def _join_by_problem(problems: Mapping[Path, set[str]]) -> list[list[Path]]:
     """Group the folders that share a problem; each folder is in one group."""
     groups: list[list[Path]] = []
     for folder, own in problems.items():

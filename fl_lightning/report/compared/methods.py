@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -61,23 +62,26 @@ class Method:
         return self.name if run.seed is None else f"{self.name}, seed {run.seed}"
 
 
-def every_run(methods: Sequence[Method]) -> list[tuple[str, Run]]:
+def every_run(methods: Iterable[Method]) -> list[tuple[str, Run]]:
     """Return all runs of the methods, each with its name."""
     return [(method.label(run), run) for method in methods for run in method.runs]
 
 
-def logged(methods: Iterable[Method]) -> list[str]:
+def metric_names(methods: Iterable[Method]) -> list[str]:
     """Return the names of the metrics that any run has, in the order of the runs."""
-    return list(dict.fromkeys(name for method in methods for run in method.runs for name in run.names))
+    names: dict[str, None] = {}
+    for _, run in every_run(methods):
+        names |= dict.fromkeys(run.names)
+    return list(names)
 
 
 def better_values(methods: Iterable[Method], metric: str) -> Literal["lower", "higher", ""] | None:
     """Tell which values of a metric are better, see :meth:`Run.better`; None, too, if the runs do not agree."""
-    said = {run.better(metric) for method in methods for run in method.runs if metric in run.names}
+    said = {run.better(metric) for _, run in every_run(methods) if metric in run.names}
     return said.pop() if len(said) == 1 else None
 
 
-def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method], list[str]]:
+def make_methods(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method], list[str]]:
     """Group runs into methods, in the order of the runs.
 
     A run without config is a method of its own. If several runs have the same settings and seed, the last one counts.
@@ -87,7 +91,8 @@ def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method],
         names: one name for each method, in place of names made from settings.
 
     Returns:
-        The methods, and notes for the reader on runs that were left out.
+        The methods, and notes for the reader: on runs that are left out, that have not finished, and that went on with
+        other settings.
 
     Raises:
         ConfigurationError: there are not as many names as methods, or two names are the same.
@@ -98,30 +103,31 @@ def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method],
         key = as_key(run.settings) if run.settings else str(run.folder)
         by_seed = by_settings.setdefault(key, {})
         if run.seed in by_seed:
-            notes.append(_left_out(by_seed[run.seed], run))
+            notes.append(_say_left_out(by_seed[run.seed], run))
         by_seed[run.seed] = run
-    seeds_of = [list(by_seed.values()) for by_seed in by_settings.values()]
-    firsts = [seeds[0] for seeds in seeds_of]
-    own = _names([first.settings for first in firsts], firsts)
+    methods = []
+    for by_seed in by_settings.values():
+        seeds = list(by_seed.values())
+        methods.append(Method("", seeds, seeds[0].settings))
+    own = _names(methods)
     if names and (len(names) != len(own) or len(set(names)) != len(names)):
         raise ConfigurationError(
             f"--names must give each of the {len(own)} methods ({'; '.join(own)}) a name of its own, got {len(names)} "
             f"({'; '.join(names)})"
         )
-    methods = []
-    for name, seeds in zip(names or own, seeds_of, strict=True):
-        methods.append(Method(name, seeds, seeds[0].settings, short=name))
-    return by_problem(methods, keep=bool(names)), notes
+    named = [replace(method, name=name) for method, name in zip(methods, names or own, strict=True)]
+    methods = place_on_problems(named, keep_names=bool(names))
+    return methods, [*notes, *_say_unfinished(methods), *say_changed(methods)]
 
 
-def _left_out(earlier: Run, later: Run) -> str:
-    """Write the note on a run that has the same settings and seed as a later one."""
+def _say_left_out(earlier: Run, later: Run) -> str:
+    """Say that a run has the same settings and seed as a later one."""
     sure = ", as far as its config.yaml records them" if later.config.get(NOT_RECORDED) else ""
     return f"{earlier.folder} is left out: {later.folder} has the same settings and seed{sure}."
 
 
-def unfinished(methods: Sequence[Method]) -> list[str]:
-    """Return notes for the reader on runs with fewer rounds than their configs ask for."""
+def _say_unfinished(methods: Sequence[Method]) -> list[str]:
+    """Say which runs have fewer rounds than their configs ask for."""
     notes = []
     for label, run in every_run(methods):
         done, asked = run.rounds
@@ -130,8 +136,8 @@ def unfinished(methods: Sequence[Method]) -> list[str]:
     return notes
 
 
-def resumed(methods: Sequence[Method]) -> list[str]:
-    """Return notes for the reader on runs that went on with other settings or data."""
+def say_changed(methods: Sequence[Method]) -> list[str]:
+    """Say which runs went on with other settings or data."""
     notes = []
     for label, run in every_run(methods):
         for resumption in run.resumptions:
@@ -142,7 +148,7 @@ def resumed(methods: Sequence[Method]) -> list[str]:
     return notes
 
 
-def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
+def place_on_problems(methods: Sequence[Method], keep_names: bool = False) -> list[Method]:
     """Name the problem of each method, and the method among those on the same problem.
 
     Two methods are tried on the same problem if they agree in all settings of the data and of the network. If no two
@@ -150,20 +156,20 @@ def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
 
     Args:
         methods: the methods, in any order.
-        keep: whether the name of a method stays its name on the problem.
+        keep_names: whether the name of a method stays its name on the problem.
     """
     on_problem: dict[str, list[Method]] = {}
     for method in methods:
-        on_problem.setdefault(as_key(problem_of(method.settings)), []).append(method)
+        on_problem.setdefault(as_key(problem_settings(method.settings)), []).append(method)
     if len(on_problem) in (1, len(methods)):
         return [replace(method, short=method.name) for method in methods]
-    firsts = [rivals[0] for rivals in on_problem.values()]
-    problems = _names([problem_of(first.settings) for first in firsts], [first.runs[0] for first in firsts])
+    problems = []
+    for first, *_ in on_problem.values():
+        problems.append(replace(first, settings=problem_settings(first.settings)))
     placed = {}
-    for problem, rivals in zip(problems, on_problem.values(), strict=True):
-        shorts = _names([method.settings for method in rivals], [method.runs[0] for method in rivals])
-        for method, short_name in zip(rivals, shorts, strict=True):
-            placed[method] = replace(method, problem=problem, short=method.name if keep else short_name)
+    for problem, rivals in zip(_names(problems), on_problem.values(), strict=True):
+        for method, short_name in zip(rivals, _names(rivals), strict=True):
+            placed[method] = replace(method, problem=problem, short=method.name if keep_names else short_name)
     return [placed[method] for method in methods]
 
 
@@ -172,30 +178,28 @@ def as_key(settings: Mapping[str, Any]) -> str:
     return json.dumps(dict(settings), sort_keys=True)
 
 
-def problem_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+def problem_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Choose the settings that define a problem, not those of the method that is tried on the problem."""
     return {name: settings[name] for name in settings if name.startswith(("data.", "model.client.network"))}
 
 
-def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:
-    """Name methods by up to three settings that tell them apart, or by their rules, or by the run folder.
-
-    Args:
-        every: the settings of each method.
-        runs: the first run of each method.
-    """
-    differ = differing(every)
-    axes = [axis for axis in differ if _has_several_values(axis, every)]
-    telling = _telling(every, [*axes, *differ])  # settings that only some methods have come last
-    common = os.path.commonpath([run.folder.resolve() for run in runs])
+def _names(methods: Sequence[Method]) -> list[str]:
+    """Name methods by up to three settings that tell them apart, or by their rules, or by the folder of a run."""
+    every = [method.settings for method in methods]
+    differing = differing_names(every)
+    axes = [axis for axis in differing if _has_several_values(axis, every)]
+    telling = _choose_telling(every, [*axes, *differing])  # settings that only some methods have come last
+    folders = [method.runs[0].folder.resolve() for method in methods]
+    common = folders[0].parent if len(folders) == 1 else os.path.commonpath(folders)
     names = []
-    taken: dict[str, int] = {}
-    for settings, run in zip(every, runs, strict=True):
-        name = ", ".join(_spoken(axis, settings[axis], {*axes, *telling}) for axis in telling if axis in settings)
-        if not name:
-            folder = run.folder.resolve()
-            name = str(settings.get(RULES, os.path.relpath(folder, common) if len(runs) > 1 else folder.name))
-        taken[name] = taken.get(name, 0) + 1
+    taken = Counter[str]()
+    for settings, folder in zip(every, folders, strict=True):
+        words = []
+        for axis in telling:
+            if axis in settings:
+                words.append(_in_words(axis, settings[axis], {*axes, *telling}))
+        name = ", ".join(words) or str(settings.get(RULES, os.path.relpath(folder, common)))
+        taken[name] += 1
         names.append(name if taken[name] == 1 else f"{name} #{taken[name]}")
     return names
 
@@ -205,33 +209,31 @@ def _has_several_values(axis: str, every: Sequence[Mapping[str, Any]]) -> bool:
     return len({str(settings[axis]) for settings in every if axis in settings}) > 1
 
 
-def _telling(every: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> list[str]:
+def _choose_telling(every: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> list[str]:
     """Choose up to three settings, each of which tells more methods apart than those before it do."""
     telling: list[str] = []
     apart = 1
     for axis in dict.fromkeys(axes):
-        kinds = {str([settings.get(name) for name in (*telling, axis)]) for settings in every}
+        kinds = {str(list(map(settings.get, [*telling, axis]))) for settings in every}
         if len(kinds) > apart and len(telling) < NAMED_BY:
             telling.append(axis)
             apart = len(kinds)
     return telling
 
 
-def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing_names(every: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names, of settings or of a grid's axes, that differ in value, or that some lack."""
-    names = dict.fromkeys(name for settings in every for name in settings)
-    different = []
-    for name in names:
-        values = {str(settings.get(name)) for settings in every}
-        if len(values) > 1:
-            different.append(name)
-    return different
+    names: dict[str, None] = {}
+    for settings in every:
+        names |= dict.fromkeys(settings)
+    return [name for name in names if len({str(settings.get(name)) for settings in every}) > 1]
 
 
-def _spoken(axis: str, value: Any, axes: Collection[str]) -> str:
+def _in_words(axis: str, value: Any, axes: Iterable[str]) -> str:
     """Write a setting as "alpha=0.1", by two parts of its dotted name if another axis has the same last part."""
     if axis == RULES or axis.endswith(CLASS):
         return str(value)
-    alike = [other for other in axes if short(other) == short(axis)]
-    name = short(axis) if alike == [axis] else ".".join(axis.split(".")[-2:])
+    name = short(axis)
+    if [short(other) for other in axes].count(name) > 1:
+        name = ".".join(axis.split(".")[-2:])
     return f"{name}={value}"

@@ -42,17 +42,17 @@ def verdict(comparison: Comparison) -> str:
     counts if p < 0.05. The text gives differences in the mean over the rounds, then in the last round.
     """
     words = _Words(comparison)
-    others = comparison.others
+    others = words.others
     if not others:
-        said = words.alone(comparison.standings[0])
-    elif max(standing.apart["mean"].seeds for standing in others) < FEWEST_SEEDS:
-        said = words.too_few()
+        said = words.describe(comparison.standings[0])
+    elif words.seeds < FEWEST_SEEDS:
+        said = words.explain_few_seeds()
     elif comparison.better is None:
-        said = words.unknown()
+        said = words.explain_unknown()
     elif len(others) == 1:
-        said = words.of_one(others[0])
+        said = words.judge_one(others[0])
     else:
-        said = words.of_several()
+        said = words.judge_several()
     return f"{comparison.problem}: {said}" if comparison.problem else said
 
 
@@ -62,6 +62,8 @@ class _Words:
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
         self.base = comparison.baseline.short
+        self.others = comparison.others
+        self.seeds = max((standing.apart["mean"].seeds for standing in self.others), default=0)
         metric = about(comparison.metric)
         self.percent = metric.percent
         self.title = metric.title
@@ -69,7 +71,7 @@ class _Words:
             self.title = metric.title[0].lower() + metric.title[1:]
         self.mean = f"mean {self.title} over the rounds"
 
-    def alone(self, standing: Standing) -> str:
+    def describe(self, standing: Standing) -> str:
         """Say what the only method reaches, and what it leaves of the clients' conflict."""
         last = self.with_unit(standing.last)
         mean = self.with_unit(standing.mean)
@@ -81,48 +83,48 @@ class _Words:
             said = f"{said}\n{NO_BASELINE}"
         return said
 
-    def too_few(self) -> str:
+    def explain_few_seeds(self) -> str:
         """Say that there are too few seeds for a verdict, and which differences they show."""
-        others = [standing for standing in self.comparison.others if standing.apart["mean"].seeds]
-        if not others:
+        if not self.seeds:
             return f"No verdict: no method has a seed in common with {self.base}."
         differences = []
-        for standing in others:
-            mean = self.by(standing.apart["mean"])
-            last = self.by(standing.apart["last"])
-            differences.append(f"{standing.method.short} {mean} ({last} after the last round)")
-        most = max(standing.apart["mean"].seeds for standing in others)
-        few = f"{counted(most, 'seed')} {'is' if most == 1 else 'are'} too few, at least {FEWEST_SEEDS} are needed"
+        for standing in self.others:
+            if standing.apart["mean"].seeds:
+                mean = self.amount(standing.apart["mean"])
+                last = self.amount(standing.apart["last"])
+                differences.append(f"{standing.method.short} {mean} ({last} after the last round)")
+        are = "is" if self.seeds == 1 else "are"
+        few = f"{counted(self.seeds, 'seed')} {are} too few, at least {FEWEST_SEEDS} are needed"
         return f"No verdict: {few}. Differences to {self.base} in {self.mean}: {', '.join(differences)}."
 
-    def unknown(self) -> str:
+    def explain_unknown(self) -> str:
         """Say that nobody says which values are better, how to say it, and which differences there are."""
-        differences = [self.with_difference(standing, "mean") for standing in self.comparison.others]
+        differences = [self.with_difference(standing, "mean") for standing in self.others]
         metric = self.comparison.metric
         return (
             f"No verdict: the runs do not say which values of {metric} are better: {how_to_say(metric)}. "
             f"Differences to {self.base} in {self.mean}: {', '.join(differences)} ({self.certainty()})."
         )
 
-    def of_one(self, standing: Standing) -> str:
+    def judge_one(self, standing: Standing) -> str:
         """Say whether the only other method beats the baseline."""
         name = standing.method.short
         mean = standing.apart["mean"]
         last = standing.apart["last"]
         sure = f"{self.edges(mean)}, {_p(mean)}, {counted(mean.seeds, 'seed')}"
         if not mean.is_clear:
-            first = f"{name} and {self.base} cannot be told apart in {self.mean}: {self.by(mean)} ({sure})"
+            first = f"{name} and {self.base} cannot be told apart in {self.mean}: {self.amount(mean)} ({sure})"
         elif self.is_better(mean):
-            first = f"{name} {self.wins(1)} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
+            first = f"{name} {self.verb_of_better(1)} {self.base} by {self.amount(mean)} of {self.mean} ({sure})"
         else:
-            first = f"{name} {self.loses(1)} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
+            first = f"{name} {self.verb_of_worse(1)} {self.base} by {self.amount(mean)} of {self.mean} ({sure})"
         unclear = "" if last.is_clear else ", not distinguishable"
-        return f"{first}; last-round difference {self.by(last)}{unclear} ({_p(last)})."
+        return f"{first}; last-round difference {self.amount(last)}{unclear} ({_p(last)})."
 
-    def of_several(self) -> str:
+    def judge_several(self) -> str:
         """Say which of several other methods beat the baseline, which fall short of it, and which are like it."""
         better, worse, same, few = [], [], [], []
-        for standing in self.best_first():
+        for standing in self.ranking():
             mean = standing.apart["mean"]
             name = self.with_difference(standing, "mean")
             if mean.is_clear and self.is_better(mean):
@@ -133,41 +135,40 @@ class _Words:
                 same.append(name)
             else:
                 few.append(standing.method.short)
-        parts = [f"{_joined(better) or 'No method'} {self.wins(len(better))} {self.base} in {self.mean}"]
+        parts = [f"{_name_some(better) or 'No method'} {self.verb_of_better(len(better))} {self.base} in {self.mean}"]
         if worse:
-            parts.append(f"{_joined(worse)} {self.loses(len(worse))} {self.base}")
+            parts.append(f"{_name_some(worse)} {self.verb_of_worse(len(worse))} {self.base}")
         if same:
-            parts.append(f"{_joined(same)} cannot be told from {self.base}")
+            parts.append(f"{_name_some(same)} cannot be told from {self.base}")
         if few:
-            parts.append(f"{_joined(few)} {'has' if len(few) == 1 else 'have'} too few seeds")
-        return f"{'; '.join(parts)} ({self.certainty()}). {self.after_the_last_round()}"
+            parts.append(f"{_name_some(few)} {'has' if len(few) == 1 else 'have'} too few seeds")
+        return f"{'; '.join(parts)} ({self.certainty()}). {self.judge_last_round()}"
 
-    def best_first(self) -> list[Standing]:
+    def ranking(self) -> list[Standing]:
         """Sort the methods other than the baseline by their differences to it in the mean over the rounds."""
         sign = 1 if self.comparison.better == "lower" else -1
-        return sorted(self.comparison.others, key=lambda standing: sign * standing.apart["mean"].mean)
+        return sorted(self.others, key=lambda standing: sign * standing.apart["mean"].mean)
 
     def certainty(self) -> str:
         """Say how many seeds there are, and for how many tests the p values of several methods are corrected."""
-        seeds = [standing.apart["mean"].seeds for standing in self.comparison.others]
-        tests = sum(number >= FEWEST_SEEDS for number in seeds)
-        tested = f"p values corrected for {counted(tests, 'comparison')} by Holm's method"
-        return f"{counted(max(seeds), 'seed')}, {tested}"
+        tests = sum(standing.apart["mean"].seeds >= FEWEST_SEEDS for standing in self.others)
+        correction = f"p values corrected for {counted(tests, 'comparison')} by Holm's method"
+        return f"{counted(self.seeds, 'seed')}, {correction}"
 
-    def after_the_last_round(self) -> str:
+    def judge_last_round(self) -> str:
         """Say which of several methods differ from the baseline after the last round."""
-        clear = [standing for standing in self.best_first() if standing.apart["last"].is_clear]
-        names = _joined([self.with_difference(standing, "last") for standing in clear])
+        clear = [standing for standing in self.ranking() if standing.apart["last"].is_clear]
+        names = _name_some([self.with_difference(standing, "last") for standing in clear])
         return f"After the last round, {names or 'no method'} can be told from {self.base}."
 
-    def wins(self, methods: int) -> str:
+    def verb_of_better(self, methods: int) -> str:
         """Say what a number of better methods do to the baseline; more of a metric may be neither better nor worse."""
         if not self.comparison.better:
             return "are above" if methods > 1 else "is above"
         return "beat" if methods > 1 else "beats"
 
-    def loses(self, methods: int) -> str:
-        """Say what a number of worse methods do; see :meth:`wins`."""
+    def verb_of_worse(self, methods: int) -> str:
+        """Say what a number of worse methods do; see :meth:`verb_of_better`."""
         if not self.comparison.better:
             return "are below" if methods > 1 else "is below"
         return "fall short of" if methods > 1 else "falls short of"
@@ -183,20 +184,20 @@ class _Words:
     def with_difference(self, standing: Standing, name: str) -> str:
         """Name a method with its difference to the baseline, in the "mean" over the rounds or after the "last" one."""
         difference = standing.apart[name]
-        return f"{standing.method.short} ({self.by(difference)}, {_p(difference)})"
+        return f"{standing.method.short} ({self.amount(difference)}, {_p(difference)})"
 
-    def by(self, difference: Difference) -> str:
+    def amount(self, difference: Difference) -> str:
         """Write a difference without its interval, as "+4.0 points"."""
-        text = self.signed(difference.mean, difference.half)
+        text = self.with_sign(difference.mean, difference.half)
         return f"{text} points" if self.percent else text
 
     def edges(self, difference: Difference) -> str:
         """Write the ends of a difference's interval."""
-        low = self.signed(difference.mean - difference.half, difference.half)
-        high = self.signed(difference.mean + difference.half, difference.half)
+        low = self.with_sign(difference.mean - difference.half, difference.half)
+        high = self.with_sign(difference.mean + difference.half, difference.half)
         return f"95{PER_CENT} interval {low} to {high}"
 
-    def signed(self, value: float, half: float) -> str:
+    def with_sign(self, value: float, half: float) -> str:
         """Write a value with its sign, in as many digits as half the interval's width asks for."""
         return with_interval(value, half, self.percent, "+").partition(" ±")[0]
 
@@ -215,10 +216,10 @@ def conflict(methods: Sequence[Method]) -> str:
             ratios.append(f"{method.name} {before} → {after}")
     if not ratios:
         return ""
-    return f"Pairs of clients in conflict (mean over the rounds, → after correction): {_joined(ratios)}."
+    return f"Pairs of clients in conflict (mean over the rounds, → after correction): {_name_some(ratios)}."
 
 
-def _joined(names: Sequence[str]) -> str:
+def _name_some(names: Sequence[str]) -> str:
     """Write a list of names, of more than four the first three and the number of the others."""
     if len(names) > NAMED:
         names = [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
@@ -239,7 +240,7 @@ def table(comparison: Comparison) -> Table:
     The table also holds its text as CSV, Markdown and LaTeX. A cell breaks only before a p value or a bracket.
     """
     head, rows = _cells(comparison)
-    rows = [[method, *map(_unbroken, cells)] for method, *cells in rows]
+    rows = [[method, *map(_keep_together, cells)] for method, *cells in rows]
     caption = about(comparison.metric).title
     if comparison.problem:
         caption += f", {comparison.problem}"
@@ -248,7 +249,7 @@ def table(comparison: Comparison) -> Table:
     return Table(head, rows, caption, exports=texts([comparison]))
 
 
-def _unbroken(cell: str) -> str:
+def _keep_together(cell: str) -> str:
     return re.sub(r"(?<!,) (?![(])", NBSP, cell)
 
 
@@ -269,9 +270,9 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         f"sent until {target}",
         f"trained until {target}",
     ]
-    rows = [_row(standing, percent) for standing in comparison.standings]
-    kept = [column for column in range(len(head)) if any(row[column] not in ("", "–") for row in rows)]
-    return [head[column] for column in kept], [[row[column] for column in kept] for row in rows]
+    cells = pd.DataFrame([_row(standing, percent) for standing in comparison.standings], columns=head)
+    cells = cells.loc[:, ~cells.isin(["", "–"]).all()]
+    return list(map(str, cells)), cells.to_numpy().tolist()
 
 
 def _row(standing: Standing, percent: bool) -> list[str]:
@@ -374,15 +375,15 @@ def latex(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     for sign, command in LATEX.items():
         text = text.replace(sign, command)
     above, middle, below = text.partition("\\midrule")
-    return f"% \\usepackage{{booktabs}}\n{_in_lines(above, 'b')}{middle}{_in_lines(below, 't')}"
+    return f"% \\usepackage{{booktabs}}\n{_stack_cells(above, 'b')}{middle}{_stack_cells(below, 't')}"
 
 
-def _in_lines(text: str, aligned: str) -> str:
+def _stack_cells(text: str, aligned: str) -> str:
     """Stack the cells that have a BREAK, their top or bottom line (t or b) in line with the other cells."""
 
-    def stacked(cell: re.Match[str]) -> str:
+    def stack(cell: re.Match[str]) -> str:
         lines = cell[0].replace(BREAK, r"\\")
         return rf"\begin{{tabular}}[{aligned}]{{@{{}}r@{{}}}}{lines}\end{{tabular}}"
 
     inside = r"(?:\\&|[^&\n])*"  # of a cell
-    return re.sub(rf"(?<= ){inside}{BREAK}{inside}?(?= & | \\\\\n)", stacked, text)
+    return re.sub(rf"(?<= ){inside}{BREAK}{inside}?(?= & | \\\\\n)", stack, text)

@@ -10,7 +10,7 @@ import pandas as pd
 from rich.filesize import decimal
 
 from fl_lightning.report.compared.long_table import long_table
-from fl_lightning.report.compared.methods import Method, logged
+from fl_lightning.report.compared.methods import Method, metric_names
 from fl_lightning.report.content.by_round import (
     client_name,
     client_names,
@@ -273,7 +273,7 @@ def _ratios_by_layer(methods: Sequence[Method], beginning: str) -> pd.DataFrame:
     """Tabulate the ratios whose names begin so, a row a layer and a column a method: means over rounds and runs."""
     means = {}
     for method in methods:
-        names = [name for name in logged([method]) if name.startswith(beginning)]
+        names = [name for name in metric_names([method]) if name.startswith(beginning)]
         of_runs = long_table(method.runs, names).groupby(["run", "metric"])["value"].mean()
         mean = of_runs.groupby("metric").mean()
         if len(mean):

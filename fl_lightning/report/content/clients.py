@@ -53,20 +53,23 @@ class HeldExamples:
 
 def clients_table(methods: Sequence[Method]) -> ClientsTable | None:
     """Describe the clients of all runs for the page's table; None if no run knows any client."""
-    every = [(number, run) for number, method in enumerate(methods) for run in method.runs]
-    prefixes = dict.fromkeys(prefix for _, run in every for prefix in _prefixes(run))
-    measures = {prefix: _measure(prefix, [run.items(prefix) for _, run in every]) for prefix in prefixes}
-    most = max(20, SHOWN_CLIENTS // len(every))
-    shown = {run: _shown_clients(run, most) for _, run in every}
-    sparklines = sum(len(clients) for clients, _ in shown.values()) * max(1, len(measures))
+    runs = [(number, run) for number, method in enumerate(methods) for run in method.runs]
+    prefixes: dict[str, None] = {}
+    largest_first: dict[Run, list[int]] = {}
+    for _, run in runs:
+        prefixes |= dict.fromkeys(_prefixes(run))
+        largest_first[run] = _rank_clients(run)
+    measures = {prefix: _measure(prefix, [run.items(prefix) for _, run in runs]) for prefix in prefixes}
+    most = max(20, SHOWN_CLIENTS // len(runs))
+    sparklines = sum(min(most, len(clients)) for clients in largest_first.values()) * max(1, len(measures))
     points = max(SHORTEST_SPARK, min(LONGEST_SPARK, SPARK_POINTS // max(1, sparklines)))
     rows = []
-    for number, run in every:
-        clients, of = shown[run]
+    for number, run in runs:
+        clients = sorted(largest_first[run][:most])
         if clients:
             columns = {title: _as_column(values.reindex(clients)) for title, values in _facts(run).items()}
             values = [_values(run.items(prefix), clients, measure, points) for prefix, measure in measures.items()]
-            rows.append(RunOfClients(number, seed_of(run), of, clients, columns, values))
+            rows.append(RunOfClients(number, seed_of(run), len(largest_first[run]), clients, columns, values))
     return ClientsTable(list(measures.values()), rows) if rows else None
 
 
@@ -85,14 +88,13 @@ def _measure(prefix: str, tables: Sequence[pd.DataFrame]) -> Measure:
     return Measure(known.title.removesuffix("/*"), known.percent, low, high)
 
 
-def _shown_clients(run: Run, most: int) -> tuple[list[int], int]:
-    """Return the clients to show (those with the most examples if there are too many) and the number of all clients."""
+def _rank_clients(run: Run) -> list[int]:
+    """Return the known clients of a run, those with the most examples first."""
     sizes = dict(enumerate(run.partition().get("sizes", ())))
     known = {*sizes}
     for prefix in _prefixes(run):
         known |= {int(str(number)) for number in run.items(prefix)}
-    ranked = sorted(known, key=lambda client: (-int(sizes.get(client, 0)), client))
-    return sorted(ranked[:most]), len(known)
+    return sorted(known, key=lambda client: (-int(sizes.get(client, 0)), client))
 
 
 def _facts(run: Run) -> dict[str, pd.Series]:
@@ -162,12 +164,15 @@ def partition(methods: Sequence[Method]) -> Chart | None:
         panel = "all methods" if len(methods) > 1 else methods[0].name
         counts = {(panel, seed): matrix for seed, matrix in of_seed.items()}
     panels = list(dict.fromkeys(panel for panel, _ in counts))
-    runs = [FramesOfRun(panels.index(panel), seed, [_examples(matrix)]) for (panel, seed), matrix in counts.items()]
-    frames = Frames(panels, runs)
     names = client_names(methods)
-    first_seed = runs[0].seed
-    printed = {panel: Bubbles(matrix, names) for (panel, seed), matrix in counts.items() if seed == first_seed}
-    clients = max(len(matrix) for matrix in counts.values())
+    runs = []
+    printed = {}  # of the first seed
+    for (panel, seed), matrix in counts.items():
+        runs.append(FramesOfRun(panels.index(panel), seed, [_examples(matrix)]))
+        if seed == runs[0].seed:
+            printed[panel] = Bubbles(matrix, names)
+    frames = Frames(panels, runs)
+    clients = max(map(len, counts.values()))
     caption = "A bubble's area is the number of examples of a class at a client."
     if clients > BUBBLE_CLIENTS:
         caption += f" The first {BUBBLE_CLIENTS} of {clients:,} clients are drawn."
@@ -217,7 +222,7 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
     measured = any(run.arrays("cosines") for _, run in every)
     held_out = any(len(run.items(HELD_OUT)) for _, run in every)
     tables = {run: _conflict_and_accuracy(run, measured, held_out) for _, run in every}
-    largest = max(len(table) for table in tables.values())
+    largest = max(map(len, tables.values()))
     seeds = list(dict.fromkeys(seed_of(run) for _, run in every))
     kept = seeds[: max(1, DOTS // max(1, largest * len(methods)))]
     names = client_names(methods)
@@ -225,24 +230,26 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
     for method, run in every:
         table = tables[run]
         if seed_of(run) in kept and len(table):
-            called = [f"client {name}, seed {seed_of(run)}" for name in names_of(table.index, names)]
-            parts.setdefault(method, []).append(table.assign(name=called, client=table.index))
+            labels = [f"client {name}, seed {seed_of(run)}" for name in names_of(table.index, names)]
+            parts.setdefault(method, []).append(table.assign(name=labels, client=table.index))
     if not parts:
         return None
     dots = {method: pd.concat(of_runs) for method, of_runs in parts.items()}
     x = "share of a client's pairs in conflict" if measured else "share of the update that rules removed"
     y = "accuracy on the client's held-out examples" if held_out else "training accuracy of the client"
-    correlations = {method: _rank_correlation(table["x"], table["y"]) for method, table in dots.items()}
-    spoken = "; ".join(f"{method} {written(round(value, 2))}" for method, value in correlations.items())
+    correlations = []
+    for method, table in dots.items():
+        correlations.append(f"{method} {written(round(_rank_correlation(table['x'], table['y']), 2))}")
+    in_words = f"Rank correlation: {'; '.join(correlations)}."
     caption = "Each dot is a client, with its conflict (before correction, mean over the rounds) and last accuracy. "
-    caption += f"Rank correlation: {spoken}."
+    caption += in_words
     if len(kept) < len(seeds):
         caption += f" Seeds {', '.join(kept)}."
     return Chart(
         key="scatter",
         title="Conflict of a client against its accuracy",
         caption=caption,
-        alt=f"Scatter plot: {y} by {x}. Rank correlation: {spoken}.",
+        alt=f"Scatter plot: {y} by {x}. {in_words}",
         plot=Dots(Axis(x, percent=True), Axis(y, percent=True), dots),
         numbers=_table_of_dots(dots, x, y),
     )

@@ -12,7 +12,7 @@ from fl_lightning.better import Better, how_to_say
 from fl_lightning.commands import counted, some
 from fl_lightning.report.compared.comparison import Comparison
 from fl_lightning.report.compared.experiments import Experiment
-from fl_lightning.report.compared.methods import Method, better_values, differing, every_run, logged
+from fl_lightning.report.compared.methods import Method, better_values, differing_names, every_run, metric_names
 from fl_lightning.report.content.charts import LAYER, LAYER_AFTER, in_order
 from fl_lightning.report.content.resources import PARTS
 from fl_lightning.report.elements import Table
@@ -62,7 +62,7 @@ def last_and_best(methods: Sequence[Method]) -> Table:
 
     A metric of which nobody says which values are better has no best round.
     """
-    names = logged(methods)
+    names = metric_names(methods)
     metrics = [name for name in names if name.startswith(("val/", TEST))]
     if not metrics:
         metrics = [name for name in names if name == "train/loss"]
@@ -170,7 +170,7 @@ def settings(methods: Sequence[Method]) -> Table | None:
     if len(configured) == 1:
         known = [name for name in MAIN if configured[0].settings.get(name) is not None]
         return Table(["setting", "value"], _rows(known, configured), "Main settings", words=True)
-    rows = _rows(differing([method.settings for method in configured]), configured)
+    rows = _rows(differing_names([method.settings for method in configured]), configured)
     head = ["setting", *(method.name for method in configured)]
     return Table(head, rows, "Settings that differ", words=True) if rows else None
 
@@ -180,7 +180,7 @@ def shared_settings(methods: Sequence[Method]) -> Table | None:
     configured = [method for method in methods if method.settings]
     if len(configured) < 2:
         return None
-    differ = differing([method.settings for method in configured])
+    differ = differing_names([method.settings for method in configured])
     known = configured[0].settings
     names = [name for name in dict.fromkeys([*MAIN, *known]) if name not in differ and known.get(name) is not None]
     if not names:
@@ -279,7 +279,7 @@ def adapters(methods: Sequence[Method]) -> Table | None:
     before: dict[str, dict[str, float]] = {}  # by method and matrix, then by adapted layer
     after: dict[str, dict[str, float]] = {}
     for method in methods:
-        matrices = [name.removeprefix(LAYER) for name in logged([method]) if name.startswith(LAYER)]
+        matrices = [name.removeprefix(LAYER) for name in metric_names([method]) if name.startswith(LAYER)]
         for factor, mark in FACTORS.items():
             for matrix in matrices:
                 if mark in matrix:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, interval, p_other
+from fl_lightning.report.statistics import LEVEL, interval, two_sided_p
 from fl_lightning.reproduce.benchmark.search import METHOD
 
 BASELINE = "FedAvg"
@@ -49,8 +49,7 @@ def by_search(results: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 def _p(apart: pd.Series) -> float:
-    known = apart.dropna().to_numpy()
-    return p_other(known) if len(known) >= FEWEST_SEEDS else math.nan
+    return two_sided_p(apart.dropna().to_numpy())
 
 
 def winners(results: pd.DataFrame, measure: str, better: list[str]) -> list[str]:

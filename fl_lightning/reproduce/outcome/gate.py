@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fl_lightning.report.compared.long_table import values_by_round
-from fl_lightning.report.compared.methods import differing
+from fl_lightning.report.compared.methods import differing_names
 from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment, Gate
 from fl_lightning.reproduce.jobs import Job, Pairs
@@ -202,7 +202,7 @@ def _at_chance(rows: Sequence[Row], axes: Sequence[str]) -> str:
     if worst[ACCURACY] - worst[CHANCE] >= FLOOR:
         return ""
     labels = [{axis: row[axis] for axis in axes} for row in known]
-    name = in_words(worst, differing(labels)) or "a side"
+    name = in_words(worst, differing_names(labels)) or "a side"
     return f"{name} is at {worst[ACCURACY]:.0f} % with seed {worst['seed']}, chance at {worst[CHANCE]:.0f} %"
 
 

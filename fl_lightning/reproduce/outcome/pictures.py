@@ -17,14 +17,14 @@ from fl_lightning.callbacks.monitors.surface import PLANE, lowest, plane_weights
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import data_of
 from fl_lightning.report.compared.long_table import column_per_run, long_table, values_by_round
-from fl_lightning.report.compared.methods import differing
+from fl_lightning.report.compared.methods import differing_names
 from fl_lightning.report.drawing import plots
 from fl_lightning.report.drawing.on_paper import save
 from fl_lightning.report.drawing.paper_axes import TOLD_APART
 from fl_lightning.report.statistics import band
 from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment, Plot
-from fl_lightning.reproduce.jobs import Job, Pairs, finished_by_cell
+from fl_lightning.reproduce.jobs import Job, Pairs, differing_axes, finished_by_cell
 from fl_lightning.reproduce.outcome.numbers import measure as result
 from fl_lightning.reproduce.outcome.numbers import printed, same
 from fl_lightning.runs.catalogue import about, axis_title, metric_and_factor
@@ -93,7 +93,7 @@ def _draw(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None
 
 
 def _curves(experiment: Experiment, pairs: Pairs) -> plots.Plot | None:
-    plot = experiment.plot or _usual_plot(experiment, [cell.labels for cell, _ in pairs])
+    plot = experiment.plot or _usual_plot(experiment, pairs)
     curves = make_curves(list(plot.measures), pairs)
     if not curves:
         return None
@@ -112,16 +112,16 @@ def _can_be_read(curves: Sequence[Curve], panels: Sequence[str]) -> bool:
     return len(names) <= TOLD_APART and any(len(curve.points) > 1 for curve in curves)
 
 
-def _usual_plot(experiment: Experiment, cells: Sequence[Mapping[str, Any]]) -> Plot:
+def _usual_plot(experiment: Experiment, pairs: Pairs) -> Plot:
     """Make the plot of the first measure: one line per method, or per chain of callbacks, or per last axis' label."""
-    axes = list(dict.fromkeys(axis for labels in cells for axis in labels))
+    axes = list(dict.fromkeys(axis for cell, _ in pairs for axis in cell.labels))
     lines_by = axes[-1] if axes else None
     if "method" in axes:
         lines_by = "method"
     elif "trainer.callbacks" in axes:
         lines_by = "trainer.callbacks"
     measure = experiment.measures[0]
-    return Plot({measure: axis_title(measure)}, [axis for axis in differing(cells) if axis != lines_by])
+    return Plot({measure: axis_title(measure)}, [axis for axis in differing_axes(pairs) if axis != lines_by])
 
 
 def _surfaces(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:
@@ -170,17 +170,18 @@ def _plane(job: Job) -> dict[str, Any]:
 
 def _over_labels(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot | None:
     """Plot the runs' results against the labels of an axis of the grid, a panel for each measure."""
-    axes = [axis for axis in differing([cell.labels for cell, _ in pairs]) if axis != plot.over]
+    cells = finished_by_cell(pairs)
+    axes = [axis for axis in differing_axes(pairs) if axis != plot.over]
     panels = {}
     for measure, title in plot.measures.items():
-        values: dict[str, dict[float, dict[int, float]]] = {}
-        for labels, jobs in finished_by_cell(pairs):
-            numbers = {job.seed: result(experiment, job.run, measure, job.rounds) for job in jobs}
-            if not all(map(math.isnan, numbers.values())):
-                values.setdefault(in_words(labels, axes) or OURS, {})[labels[plot.over]] = numbers
+        values: dict[str, dict[float, dict[int, float]]] = {}  # by line, label and seed
+        for labels, jobs in cells:
+            of_seeds = {job.seed: result(experiment, job.run, measure, job.rounds) for job in jobs}
+            if not all(map(math.isnan, of_seeds.values())):
+                values.setdefault(in_words(labels, axes) or OURS, {})[labels[plot.over]] = of_seeds
         lines = []
-        for name, by_label in values.items():
-            lines.append(plots.Line(name, band(pd.DataFrame(by_label).T.sort_index())))
+        for name, of_labels in values.items():
+            lines.append(plots.Line(name, band(pd.DataFrame(of_labels).T.sort_index())))
         if lines:
             x = plots.Axis(plot.over, log=all(line.points.index.min() > 0 for line in lines))
             panels[title] = plots.Lines(x, _y_axis(measure, title), lines)
@@ -193,11 +194,12 @@ def _histogram(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.Plot |
     If the plot names a round, the rounds are the paper's ten before it and ten after it.
     """
     ((metric, title),) = plot.measures.items()
-    first, last = 1, None
+    first, last = 1.0, math.inf
     if plot.round:
-        first, last = experiment.our_rounds(plot.round - 10), experiment.our_rounds(plot.round + 10)
-    found = [values_by_round(job.run, metric).loc[first:last] for _, job in pairs if job.finished]
-    values = np.concatenate([*found, []])
+        first = experiment.our_rounds(plot.round - 10)
+        last = experiment.our_rounds(plot.round + 10)
+    table = long_table([job.run for _, job in pairs if job.finished], [metric])
+    values = table.loc[table["round"].between(first, last), "value"].to_numpy()
     if not len(values):
         return None
     low, high = np.quantile(values, [BEYOND, 1 - BEYOND])
@@ -227,11 +229,12 @@ def _epochs(plot: Plot, pairs: Pairs) -> plots.Plot | None:
         for round in dict.fromkeys([rounds[0], rounds[(len(rounds) - 1) // 2], rounds[-1]]):
             arrays = load(files[round], "gamma", "weights", "clients")
             values = arrays[measure].reshape(len(arrays["gamma"]), -1)
-            names = [f"client {client}" for client in arrays["clients"]] if measure == "weights" else [title]
-            epochs = range(1, len(values) + 1)
+            names = [title]
+            if measure == "weights":
+                names = [f"client {client}" for client in arrays["clients"]]
             lines = []
-            for line, column in zip(names, values.T, strict=True):
-                lines.append(plots.Line(line, _without_band(column, epochs)))
+            for name, of_name in zip(names, values.T, strict=True):
+                lines.append(plots.Line(name, _without_band(of_name, range(1, len(values) + 1))))
             panels[f"{title}, round {round}"] = plots.Lines(plots.Axis("epoch on the server"), plots.Axis(title), lines)
     return plots.Panels(panels, columns=len(panels) // len(plot.measures))
 
@@ -255,13 +258,13 @@ def _by_local_epoch(experiment: Experiment, plot: Plot, pairs: Pairs) -> plots.P
     A measure's value in the e-th local epoch is the metric ``<measure>_in/<e>``.
     """
     cells = finished_by_cell(pairs)
-    axes = differing([cell.labels for cell, _ in pairs])
+    axes = differing_axes(pairs)
     panels = {}
     for x in ("local epoch", "round"):
         for labels, jobs in cells:
             lines = []
             for measure, title in plot.measures.items():
-                values = by_seed(jobs, measure) if x == "round" else _in_local_epochs(experiment, jobs, measure)
+                values = column_per_job(jobs, measure) if x == "round" else _in_local_epochs(experiment, jobs, measure)
                 if len(values):
                     lines.append(plots.Line(title, band(values)))
             if lines:
@@ -300,7 +303,7 @@ def _partitions(pairs: Pairs) -> plots.Plot:
 
 def _jobs_of_first_seed(pairs: Pairs) -> dict[str, Job]:
     """Return the jobs with the first seed, by the labels of their cells."""
-    axes = differing([cell.labels for cell, _ in pairs])
+    axes = differing_axes(pairs)
     first = pairs[0][1].seed
     return {in_words(cell.labels, axes): job for cell, job in pairs if job.seed == first}
 
@@ -338,49 +341,51 @@ def make_curves(measures: Sequence[str], pairs: Pairs) -> list[Curve]:
     curves = []
     for labels, jobs in finished_by_cell(pairs):
         for measure in measures:
-            points = band(by_seed(jobs, measure))
+            points = band(column_per_job(jobs, measure))
             if len(points):
                 curves.append(Curve(labels, measure, points))
     return curves
 
 
-def by_seed(jobs: Sequence[Job], measure: str) -> pd.DataFrame:
+def column_per_job(jobs: Sequence[Job], measure: str) -> pd.DataFrame:
     """Tabulate a measure by round (or by what BY says), one column per job that has the measure; gaps are nan."""
     if measure == SIMILARITIES:
-        cosines = [_similarities(job) for job in jobs]
-        return by_rank([values for values in cosines if len(values)])
+        return sort_by_rank(list(filter(len, map(_similarities, jobs))))
     if measure in BY:
-        return pd.DataFrame({job.seed: profile for job in jobs if (profile := _profile(job, measure)) is not None})
+        profiles = {}
+        for job in jobs:
+            file = job.run.arrays("profile").get(job.rounds)
+            if file is not None:
+                profiles[job.seed] = _read_profile(file, measure)
+        return pd.DataFrame(profiles)
     metric, factor = metric_and_factor(measure)
     return factor * column_per_run(long_table([job.run for job in jobs], [metric]))
 
 
 def _similarities(job: Job) -> NDArray[np.float64]:
+    """Return the cosine of each pair of clients once in the last round, and of no client with itself."""
     path = job.run.arrays("cosines").get(job.rounds)
     cosines = load(path, "before")["before"] if path else np.zeros((0, 0))
-    return np.asarray(cosines[np.triu_indices(len(cosines), 1)])  # each pair once, and no client with itself
+    return np.asarray(cosines[np.triu_indices(len(cosines), 1)])
 
 
-def _profile(job: Job, measure: str) -> pd.Series[float] | None:
-    """Return what HessianMonitor saved in the last round, by its x; None if nothing."""
-    file = job.run.arrays("profile").get(job.rounds)
-    if file is None:
-        return None
+def _read_profile(file: Path, measure: str) -> pd.Series[float]:
+    """Read a measure that HessianMonitor saved, by its x."""
     _, x = BY[measure]
     y = measure.removeprefix("profile/")
     arrays = load(file, x, y)
     return pd.Series(arrays[y], arrays[x])
 
 
-def by_rank(values: Sequence[NDArray[np.float64]]) -> pd.DataFrame:
+def sort_by_rank(values: Sequence[NDArray[np.float64]]) -> pd.DataFrame:
     """Sort each run's values, one of each client or pair of clients, into a column, by rank from 1.
 
     A run with fewer values than another one fills its column by quantiles.
     """
     ranks = max(map(len, values), default=0)
     levels = np.linspace(0, 1, ranks)
-    columns = [np.quantile(own, levels) for own in values]
-    return pd.DataFrame(dict(enumerate(columns)), index=range(1, ranks + 1))
+    columns = {run: np.quantile(of_run, levels) for run, of_run in enumerate(values)}
+    return pd.DataFrame(columns, index=range(1, ranks + 1))
 
 
 def in_panels(
@@ -395,17 +400,21 @@ def in_panels(
             axis' panels.
         experiment: the experiment with the paper's numbers.
     """
-    axes = [axis for axis in differing([curve.labels for curve in curves]) if axis not in panels]
-    places = _places([curve.labels for curve in curves], panels)
+    cells = [curve.labels for curve in curves]
+    line_axes = [axis for axis in differing_names(cells) if axis not in panels]
+    places = _places(cells, panels)
     drawn = {}
-    for measure, place in itertools.product(measures, places):
-        here = [curve for curve in curves if curve.measure == measure and _is_in(curve, place)]
-        by_name = {in_words(curve.labels, axes) or OURS: curve for curve in here}
-        titles = [in_words(place, panels)]
-        if len(measures) > 1:
-            titles.insert(0, measures[measure])
-        title = ", ".join(filter(None, titles))
-        drawn[title] = _panel(measure, measures[measure], by_name, experiment)
+    for measure, y_title in measures.items():
+        of_measure = [curve for curve in curves if curve.measure == measure]
+        for place in places:
+            lines = {}
+            for curve in of_measure:
+                if _is_in(curve, place):
+                    lines[in_words(curve.labels, line_axes) or OURS] = curve
+            title = in_words(place, panels)
+            if len(measures) > 1:
+                title = ", ".join(filter(None, [y_title, title]))
+            drawn[title] = _panel(measure, y_title, lines, experiment)
     if len(drawn) == 1:
         return drawn.popitem()[1]
     # A row for each label of the other axes, if it is not too long; or else a nearly square grid.
@@ -415,17 +424,15 @@ def in_panels(
     return plots.Panels(drawn, columns=columns)
 
 
-def _panel(measure: str, title: str, by_name: Mapping[str, Curve], experiment: Experiment) -> plots.Lines:
+def _panel(measure: str, y_title: str, curves: Mapping[str, Curve], experiment: Experiment) -> plots.Lines:
     """Plot curves by their names, with the paper's numbers as marks."""
+    x = plots.Axis(BY[measure][0] if measure in BY else "round")
+    lines = []
     marks = []
-    for name, curve in by_name.items():
+    for name, curve in curves.items():
+        lines.append(plots.Line(name, curve.points))
         marks += paper_marks(experiment, name, curve)
-    return plots.Lines(
-        plots.Axis(BY[measure][0] if measure in BY else "round"),
-        _y_axis(measure, title),
-        [plots.Line(name, curve.points) for name, curve in by_name.items()],
-        marks,
-    )
+    return plots.Lines(x, _y_axis(measure, y_title), lines, marks)
 
 
 def _y_axis(measure: str, title: str) -> plots.Axis:
@@ -440,9 +447,9 @@ def _places(cells: Sequence[Mapping[str, Any]], panels: Sequence[str]) -> list[d
     """Return the labels of each panel, the last axis fastest; no panel is empty, unless all are."""
     taken = []  # the panels of the curves that have a label on each axis; other curves are in several panels
     for labels in cells:
-        if all(axis in labels for axis in panels):
-            taken.append(tuple(labels[axis] for axis in panels))
-    order = [dict.fromkeys(column) for column in zip(*taken, strict=True)]
+        if labels.keys() >= set(panels):
+            taken.append(tuple(map(labels.get, panels)))
+    order = map(dict.fromkeys, zip(*taken, strict=True))
     places = [dict(zip(panels, place, strict=True)) for place in itertools.product(*order) if place in taken]
     return places or [{}]
 

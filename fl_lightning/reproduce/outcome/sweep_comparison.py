@@ -13,13 +13,13 @@ from rich.console import Console
 from fl_lightning.better import Better
 from fl_lightning.report.compared.comparison import compare
 from fl_lightning.report.compared.experiments import Experiment as Part
-from fl_lightning.report.compared.methods import Method, by_problem, differing
+from fl_lightning.report.compared.methods import Method, differing_names, metric_names, place_on_problems
 from fl_lightning.report.compared.verdict import table, texts, verdict
 from fl_lightning.report.numbers import NBSP
 from fl_lightning.report.page import parts_of_page, render
 from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
-from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
+from fl_lightning.reproduce.jobs import Pairs, differing_axes, finished_by_cell
 from fl_lightning.reproduce.outcome.tables import framed
 from fl_lightning.runs.catalogue import metric_and_factor
 
@@ -39,7 +39,7 @@ def write_comparison(
         console: where to print.
     """
     methods = as_methods(pairs, better)
-    logged = {metric for method in methods for run in method.runs for metric in run.names}
+    logged = metric_names(methods)
     metrics = [metric for metric, _ in map(metric_and_factor, experiment.measures) if metric in logged]
     comparisons = [comparison for metric in metrics for comparison in compare(methods, metric)]
     for comparison in comparisons:
@@ -87,19 +87,19 @@ def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 
 def as_methods(pairs: Pairs, better: Mapping[str, Better]) -> list[Method]:
     """Make one method of the finished jobs of each cell, named by the labels that tell the cells apart."""
-    axes = differing([cell.labels for cell, _ in pairs])
+    axes = differing_axes(pairs)
     methods, labels_of = [], {}
     for labels, jobs in finished_by_cell(pairs):
         name = in_words(labels, axes) or "run"
         runs = [replace(job.run, said=better) for job in jobs]
         methods.append(Method(name, runs, runs[0].settings))
         labels_of[name] = labels
-    methods = by_problem(methods)
+    methods = place_on_problems(methods)
     return [replace(method, short=_short_name(method, methods, labels_of)) for method in methods]
 
 
 def _short_name(method: Method, methods: Sequence[Method], labels_of: Mapping[str, Mapping[str, Any]]) -> str:
     """Name a method by the labels that tell it from the others on its problem."""
     rivals = [other for other in methods if other.problem == method.problem]
-    axes = differing([labels_of[rival.name] for rival in rivals])
+    axes = differing_names([labels_of[rival.name] for rival in rivals])
     return in_words(labels_of[method.name], axes) or method.name

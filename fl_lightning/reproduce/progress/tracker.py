@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from fl_lightning.report.compared.methods import differing
 from fl_lightning.report.statistics import interval
 from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
-from fl_lightning.reproduce.jobs import Job, Planned
+from fl_lightning.reproduce.jobs import Job, Planned, differing_axes
 from fl_lightning.reproduce.outcome.numbers import UNREADABLE, USUAL, measure, unknown_measures, with_measure
 from fl_lightning.runs.catalogue import metric_and_factor
 from fl_lightning.runs.display.progress import ADVICE, time_left
@@ -49,7 +48,7 @@ def rows_of(planned: Planned) -> list[Row]:
     """Make one row for each cell, in the order of the plan."""
     rows = []
     for experiment, pairs in planned:
-        axes = differing([cell.labels for cell, _ in pairs])
+        axes = differing_axes(pairs)
         for cell, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
             name = in_words(cell.labels, axes)
             if len(planned) > 1 or not axes:

@@ -14,7 +14,7 @@ from scipy import special
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.compared.comparison import Comparison, Difference, compare, default_metric
 from fl_lightning.report.compared.experiments import Experiment
-from fl_lightning.report.compared.methods import group
+from fl_lightning.report.compared.methods import make_methods
 from fl_lightning.report.compared.verdict import latex, numbers, table, texts, verdict
 from fl_lightning.report.content import tables
 from fl_lightning.runs.reader import read_runs
@@ -34,7 +34,7 @@ def compared(folder: Path, accuracies: dict[str, Sequence[Sequence[float]]], **o
             each = dict.fromkeys(("seconds", "local", "server"), 0 * rounds + 1.0)
             rules = [] if rule == "FedAvg" else [rule]
             write(folder / rule / f"{seed}", metrics, config(*rules, seed=seed), each, {"rules": rules})
-    (found,) = compare(group(read_runs([folder]))[0], **options)
+    (found,) = compare(make_methods(read_runs([folder]))[0], **options)
     return found
 
 
@@ -107,7 +107,7 @@ def of_two(folder: Path, metric: str, better: Recorded | None, other: Recorded |
         for seed, values in enumerate(seeds, 1):
             recorded = other if rule and other is not None else better
             write(folder / f"{rule}{seed}", {metric: values}, config(*[rule] * bool(rule), seed=seed), better=recorded)
-    methods = group(read_runs([folder], said))[0]  # type: ignore[arg-type]
+    methods = make_methods(read_runs([folder], said))[0]  # type: ignore[arg-type]
     return compare(methods, metric)[0], methods
 
 
@@ -198,14 +198,14 @@ def test_no_verdict_from_fewer_than_three_seeds(tmp_path: Path, seeds: int, few:
 def test_no_verdict_without_a_common_seed(tmp_path: Path) -> None:
     write(tmp_path / "a", {"val/top1": [0.5]}, config(seed=1))
     write(tmp_path / "b", {"val/top1": [0.6]}, config("FedNova", seed=2))
-    (found,) = compare(group(read_runs([tmp_path]))[0])
+    (found,) = compare(make_methods(read_runs([tmp_path]))[0])
     assert verdict(found) == "No verdict: no method has a seed in common with FedAvg."
 
 
 def test_one_method_is_described(tmp_path: Path) -> None:
     found = compared(tmp_path, {"FedAvg": BASE})
     write(tmp_path / "other", {"train/loss": [9.0, 8.0], "val/mae": [3.0, 2.0]}, config())
-    (other,) = compare(group(read_runs([tmp_path / "other"]))[0])
+    (other,) = compare(make_methods(read_runs([tmp_path / "other"]))[0])
     assert said(other).startswith("FedAvg ends with a val/mae of 2.0000; the mean over the rounds is 2.5000 ")
     assert said(found) == (
         "FedAvg ends with a validation accuracy of 62.0 ± 5.0 %; the mean over the rounds is 56.0 ± 4.3 % (3 seeds). "
@@ -221,7 +221,7 @@ def test_one_run_tells_its_conflict_and_how_to_get_a_baseline(
     metrics = {"val/top1": [0.5, 0.6], "conflict/ratio": [0.5, 0.4]}
     metrics |= {"conflict/ratio_after": after} if after else {}
     write(tmp_path / "run", metrics, config("GradientHarmonization", "ConflictMonitor"))
-    (found,) = compare(group(read_runs([tmp_path]))[0])
+    (found,) = compare(make_methods(read_runs([tmp_path]))[0])
     assert said(found).partition("(1 seed). ")[2] == (
         "Pairs of clients in conflict (mean over the rounds, → after correction): GradientHarmonization 45.00 %"
         f"{corrected}.\nNo baseline: for one, give "
@@ -245,7 +245,7 @@ def test_no_cost_of_an_accuracy_that_guessing_has(
 ) -> None:
     arrays = {"partition": {"sizes": [classes], "counts": np.ones((1, classes), int)}} if classes else {}
     write(tmp_path / "run", {metric: [last]}, config(), environment={"rules": []}, **arrays)
-    methods = group(read_runs([tmp_path]))[0]
+    methods = make_methods(read_runs([tmp_path]))[0]
     (found,) = compare(methods)
     assert found.target == pytest.approx(target, nan_ok=True)
     assert any(name.startswith("rounds to") for name in table(found).head) == (not math.isnan(target))
@@ -299,12 +299,12 @@ def test_each_problem_has_a_comparison(tmp_path: Path) -> None:
         for rules in ([], ["FedNova"]):
             folder = tmp_path / str(alpha) / (rules or ["FedAvg"])[0]
             write(folder, {"val/top1": [0.5]}, config(*rules, alpha=alpha), environment={"rules": rules})
-    both = compare(group(read_runs([tmp_path]))[0])
+    both = compare(make_methods(read_runs([tmp_path]))[0])
     assert [(each.problem, [s.method.short for s in each.standings]) for each in both] == [
         (problem, ["FedAvg", "FedNova"]) for problem in ("alpha=0.1", "alpha=10.0")
     ]
     assert verdict(both[0]).startswith("alpha=0.1: No verdict")
-    (one,) = compare(group(read_runs([tmp_path / "0.1" / "FedAvg", tmp_path / "10.0" / "FedAvg"]))[0])
+    (one,) = compare(make_methods(read_runs([tmp_path / "0.1" / "FedAvg", tmp_path / "10.0" / "FedAvg"]))[0])
     assert [each.method.short for each in one.standings] == ["alpha=0.1", "alpha=10.0"]
 
 

@@ -8,14 +8,14 @@ import pytest
 from report.folders import config, write
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.report.compared.methods import Method, group, unfinished
+from fl_lightning.report.compared.methods import Method, make_methods
 from fl_lightning.runs.reader import read_runs
 
 
 def methods(tmp_path: Path, *configs: dict[str, Any] | None, names: tuple[str, ...] = ()) -> list[Method]:
     """Those of runs with these configs; the n-th run's only accuracy is n / 10, so that runs can be told apart."""
     runs = [write(tmp_path / f"version_{n}", {"val/top1": [n / 10]}, each) for n, each in enumerate(configs)]
-    return group(read_runs(runs), names)[0]
+    return make_methods(read_runs(runs), names)[0]
 
 
 def test_runs_that_differ_in_their_seed_are_one_method(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_every_method_needs_a_name_of_its_own(tmp_path: Path, names: tuple[str, 
 
 def test_one_seed_does_not_count_twice(tmp_path: Path) -> None:
     """The same settings and seed twice: a band over both would show agreement that says nothing."""
-    runs = [write(tmp_path / name, {"val/top1": [0.5]}, config(seed=1)) for name in ("first", "again")]
-    (only,), notes = group(read_runs(runs))
+    runs = [write(tmp_path / name, {"val/top1": [0.5] * 4}, config(seed=1)) for name in ("first", "again")]
+    (only,), notes = make_methods(read_runs(runs))
     assert [each.folder.name for each in only.runs] == ["again"]
     (note,) = notes
     assert "first is left out" in note
@@ -100,7 +100,8 @@ def test_runs_that_stopped_early_are_noted(tmp_path: Path) -> None:
     write(tmp_path / "a", {"val/top1": [0.1] * 4}, config(seed=1))
     write(tmp_path / "b", {"val/top1": [0.1]}, config(seed=2))
     write(tmp_path / "c", {"val/top1": [0.1]})
-    assert unfinished(group(read_runs([tmp_path]))[0]) == ["FedAvg, seed 2 has 1 of 4 rounds."]
+    _, notes = make_methods(read_runs([tmp_path]))
+    assert notes == ["FedAvg, seed 2 has 1 of 4 rounds."]
 
 
 def test_every_argument_of_a_users_rule_names_a_method(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from fl_lightning.reproduce.outcome.pictures import (
     SIMILARITIES,
     Curve,
     _over_labels,
-    by_rank,
     in_panels,
     make_curves,
     picture,
+    sort_by_rank,
 )
 
 A = Cell({"method": "A"}, ())
@@ -96,7 +96,7 @@ class TestCurves:
 
     def test_similarities_of_fewer_pairs_are_spread_over_all_ranks(self) -> None:
         """Three values and two, 0.4 and 0.0: the middle of these is 0.2."""
-        ranked = by_rank([np.array([0.5, -0.5, 0.1]), np.array([0.4, 0.0])])
+        ranked = sort_by_rank([np.array([0.5, -0.5, 0.1]), np.array([0.4, 0.0])])
         assert ranked.to_dict("list") == {0: [-0.5, 0.1, 0.5], 1: [0.0, 0.2, 0.4]}
 
 

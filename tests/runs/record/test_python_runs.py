@@ -22,7 +22,7 @@ from fl_lightning import FederatedCallback, FederatedOrchestrator, RunFolder, ru
 from fl_lightning.callbacks import ConflictMonitor, FedProx
 from fl_lightning.datamodules import Digits
 from fl_lightning.models import ImageClassifier, TwoNN
-from fl_lightning.report.compared.methods import group
+from fl_lightning.report.compared.methods import make_methods
 from fl_lightning.runs.reader import Run, read_runs
 from fl_lightning.runs.record.python_runs import Writer
 
@@ -48,7 +48,7 @@ def fit(
 
 def methods() -> dict[str, list[Any]]:
     """The seeds of each method of the runs so far."""
-    return {each.name: [one.seed for one in each.runs] for each in group(read_runs([Path("runs")]))[0]}
+    return {each.name: [one.seed for one in each.runs] for each in make_methods(read_runs([Path("runs")]))[0]}
 
 
 def test_runs_that_differ_in_their_seed_are_a_method() -> None:
@@ -183,7 +183,7 @@ def test_a_module_tells_its_hyper_parameters() -> None:
 def test_a_run_that_is_left_out_says_that_its_record_may_lack_a_difference() -> None:
     for _ in range(2):
         fit(seed=1)
-    _, (note,) = group(read_runs([Path("runs")]))
+    _, (note,) = make_methods(read_runs([Path("runs")]))
     assert note.endswith("has the same settings and seed, as far as its config.yaml records them.")
 
 
