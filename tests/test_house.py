@@ -22,6 +22,7 @@ from packaging.version import Version
 
 import fl_lightning
 from fl_lightning import FederatedOrchestrator
+from fl_lightning.cli import COMMANDS
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
@@ -254,6 +255,12 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             target = page.parent / name if name else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_of_commands_names_each(command: str) -> None:
+    """What the options are, the command's help says."""
+    assert f"`{command}`" in (REPOSITORY / "docs" / "reference" / "commands.md").read_text()
 
 
 def test_pictures_of_the_pages_are_small() -> None:

@@ -6,16 +6,13 @@ A new rule, attack or monitor needs three files only: the class in ``callbacks/s
 ``compression``, ``privacy``, ``adapters``, ``attacks`` or ``monitors``, a YAML in ``configs/rules`` and a test; a new
 data set needs a class in ``datamodules/images``, ``sites`` or ``tables`` and a test. This script makes all lists of
 callbacks from the classes: from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The
-metrics also go to the catalogue, which reports read without importing torch. The page of commands gets the ``--help``
-of each command as it is printed. The options of the commands and the names of classes go to
-``fl_lightning/fit/options.yaml``, by which a wrong one is refused before Lightning is imported: a new argument of the
-orchestrator and a new class are refused, too, until this script has run. The helps of the commands go to
-``fl_lightning/fit/help.yaml``. A test checks that the files are up to date.
+metrics also go to the catalogue, which reports read without importing torch. The options of the commands and the names
+of classes go to ``fl_lightning/fit/options.yaml``, by which a wrong one is refused before Lightning is imported: a new
+argument of the orchestrator and a new class are refused, too, until this script has run. The helps of the commands go
+to ``fl_lightning/fit/help.yaml``. A test checks that the files are up to date.
 """
 
-import contextlib
 import inspect
-import io
 import json
 import os
 import pkgutil
@@ -27,12 +24,10 @@ from importlib.metadata import version
 from pathlib import Path
 from textwrap import indent
 from typing import Any
-from unittest.mock import patch
 
 import yaml
 
 from fl_lightning import FederatedCallback, FederatedDataModule, RoundTimer, TrafficMonitor
-from fl_lightning.cli import COMMANDS, main
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.helps.class_lists import KINDS as OPTIONS
 from fl_lightning.fit.helps.class_lists import first_sentence
@@ -116,10 +111,8 @@ TITLES = {
 }
 ARGUMENTS = 4  # the most arguments of a class that a table shows
 CONFIGS = 3  # the most configs of a class that a table shows
-LIKE_FIT = ("validate", "test", "predict", "data")  # commands whose help repeats that of fit after its first section
 AFTER_FIRST = "\n\nThe rounds"  # begins what the helps of these commands have in common
 END = "<!-- end -->"  # the comment after a list on a page
-WIDTH = "90"  # of the terminal that helps are printed for
 
 
 def callbacks(folder: str) -> list[type[FederatedCallback]]:
@@ -329,25 +322,6 @@ def begin(name: str) -> str:
     return f"<!-- make lists: {name} -->"
 
 
-def help_of(command: str) -> list[str]:
-    """Make the lines of a block that holds what ``fl-lightning COMMAND --help`` prints."""
-    if command in FederatedCLI.subcommands():
-        return as_block(parser_of(command).format_help(), command)
-    printed = io.StringIO()
-    here = patch.dict(os.environ, COLUMNS=WIDTH), patch.object(sys, "path", list(sys.path))  # main changes the path
-    with here[0], here[1], contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        main([command, "--help"])
-    return as_block(printed.getvalue(), command)
-
-
-def as_block(page: str, command: str) -> list[str]:
-    """Make the lines of a block that holds a page of help."""
-    text = page.rstrip()
-    if command in LIKE_FIT:
-        text = text[: text.index(AFTER_FIRST)] + "\n…"
-    return ["```text", *(line.rstrip() for line in text.splitlines()), "```"]
-
-
 def pages() -> dict[Path, dict[str, list[str]]]:
     """Make the lists of each page: the lines of every list under the list's name."""
     return {
@@ -365,7 +339,6 @@ def pages() -> dict[Path, dict[str, list[str]]]:
         ROOT / "docs" / "how-to" / "private.md": {"private rules": table("privacy")},
         ROOT / "docs" / "reference" / "attacks.md": {"attacks": table("attacks")},
         MEASURES: {"monitors": table("monitors"), **metric_tables()},
-        ROOT / "docs" / "reference" / "commands.md": {f"help {name}": help_of(name) for name in COMMANDS},
     }
 
 
