@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fl_lightning.datamodules.files.pretrained import read_pretrained
-from fl_lightning.engine.hosting.adapted import adapted_layers, adapted_network, known_class
+from fl_lightning.engine.hosting.adapted import adapted_layers, adapted_network, is_of
 from fl_lightning.engine.hosting.adapter_folder import TENSORS
 from fl_lightning.errors import ConfigurationError
 
@@ -78,14 +78,13 @@ def write_merged(module: nn.Module, tokenizer: str | None, folder: Path) -> None
     Raises:
         ConfigurationError: the module has no adapters, or its network is none of transformers or of timm.
     """
-    network = adapted_network(module)
-    wrapper, model = (known_class(*place) for place in (("peft", "PeftModel"), ("transformers", "PreTrainedModel")))
-    if wrapper is not None and isinstance(network, wrapper):
+    network: Any = adapted_network(module)
+    if is_of(network, "peft", "PeftModel"):
         network = network.merge_and_unload(safe_merge=True)
     for name, layer in [*adapted_layers(network)][::-1]:
         layer.merge(safe_merge=True)
         network.set_submodule(name, layer.get_base_layer())
-    if model is not None and isinstance(network, model):
+    if is_of(network, "transformers", "PreTrainedModel"):
         network.config = getattr(network, "config_as_made", network.config)
         network.save_pretrained(folder)
         if tokenizer is not None:
@@ -143,8 +142,7 @@ def _own_of(layer: Any) -> Iterator[str]:
 def _trained_whole(network: nn.Module) -> list[str]:
     """Name the modules without adapters of which all parameters train, the outermost first."""
     layers = dict(adapted_layers(network))
-    wrapper = known_class("peft.utils.other", "AuxiliaryTrainingWrapper")  # of modules_to_save, which peft knows
-    kept = [part for part in network.modules() if wrapper is not None and isinstance(part, wrapper)]
+    kept = [part for part in network.modules() if is_of(part, "peft.utils.other", "AuxiliaryTrainingWrapper")]
     inside = {id(own) for part in (*layers.values(), *kept) for own in part.parameters()}
     rest = {id(own) for own in network.parameters() if own.requires_grad} - inside
     chosen = list[str]()

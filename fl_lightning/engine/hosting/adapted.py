@@ -17,11 +17,16 @@ def known_class(module: str, name: str) -> type | None:
     return found
 
 
+def is_of(part: object, module: str, name: str) -> bool:
+    """Tell whether an object is of a library's class; see :func:`known_class`."""
+    cls = known_class(module, name)
+    return cls is not None and isinstance(part, cls)
+
+
 def adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Find the layers around which peft has put adapters of any kind, with their names."""
-    tuned = known_class("peft.tuners.tuners_utils", "BaseTunerLayer")
     for name, layer in module.named_modules():
-        if tuned is not None and isinstance(layer, tuned):
+        if is_of(layer, "peft.tuners.tuners_utils", "BaseTunerLayer"):
             yield name, layer
 
 
