@@ -57,6 +57,8 @@ FINGERPRINTS = {
     ),
 }
 
+GONE_NAMES = {("fl_lightning.callbacks", "ShamCorrection")}  # since 0.3.0; CHANGELOG.md says what takes their place
+
 
 @pytest.fixture(autouse=True)
 def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +103,15 @@ def test_arguments_that_came_later_are_declared(release: str) -> None:
             if name not in now[path] and (path, name) not in gone:
                 mistakes.append(f"{path} lacks {name}, which {release} has: add it to GONE, {EARLIER}")
     assert not mistakes, "\n" + "\n".join(dict.fromkeys(mistakes))
+
+
+@pytest.mark.parametrize("release", sorted(path.parent.name for path in RELEASES.glob("*/names.yaml")))
+def test_public_names_stay(release: str) -> None:
+    """As docs/reference/names.md promises."""
+    before = yaml.safe_load((RELEASES / release / "names.yaml").read_text())
+    now = signatures.public_names()
+    gone = {(kind, name) for kind, names in before.items() for name in names if name not in now[kind]}
+    assert gone <= GONE_NAMES
 
 
 def owner(cls: type, name: str) -> str:
