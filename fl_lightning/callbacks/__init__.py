@@ -52,7 +52,7 @@ from fl_lightning.callbacks.server.server_ft import ServerFT as ServerFT
 from fl_lightning.callbacks.server.sign_agreement import SignAgreement as SignAgreement
 from fl_lightning.callbacks.server.torch_jd import TorchJD as TorchJD
 from fl_lightning.callbacks.server.trimmed_mean import TrimmedMean as TrimmedMean
-from fl_lightning.callbacks.client.adam_moments import AdamMoments as AdamMoments
+from fl_lightning.callbacks.client.averaged_moments import AveragedMoments as AveragedMoments
 from fl_lightning.callbacks.client.fedadmm import FedADMM as FedADMM
 from fl_lightning.callbacks.client.fedcm import FedCM as FedCM
 from fl_lightning.callbacks.client.feddecorr import FedDecorr as FedDecorr
