@@ -24,8 +24,8 @@ from fl_lightning.datamodules.tables.column_data import ColumnData
 from fl_lightning.datamodules.tables.columns import check_columns, check_no_images, image_columns, prepared
 from fl_lightning.datamodules.tables.rows.owners import owners_of
 from fl_lightning.datamodules.tables.rows.splits import choose_splits, leave_unlabelled_out, move_to_test
-from fl_lightning.datamodules.tables.texts import tokenized
-from fl_lightning.datamodules.tables.token_columns import are_tokens, read_tokens
+from fl_lightning.datamodules.tables.texts.text_columns import tokenized
+from fl_lightning.datamodules.tables.texts.token_columns import are_tokens, read_tokens
 from fl_lightning.datamodules.tables.tokens import LongTexts, Tokenizer, read_tokenizer
 from fl_lightning.datamodules.tables.values import check_class_names, check_examples, classes_of, column_of, groups_of
 from fl_lightning.errors import ConfigurationError

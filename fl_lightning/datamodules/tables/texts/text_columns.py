@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import TensorDataset
 
 from fl_lightning.datamodules.tables.columns import check_columns
-from fl_lightning.datamodules.tables.prompts import of_chats, of_prompts
+from fl_lightning.datamodules.tables.texts.prompts import of_chats, of_prompts
 from fl_lightning.datamodules.tables.tokens import Example, Read, Tokenizer, filled, of_texts
 from fl_lightning.datamodules.tables.values import classes_of, numbers_of
 from fl_lightning.errors import ConfigurationError
