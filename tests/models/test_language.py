@@ -343,14 +343,17 @@ def test_a_network_that_mixes_all_places_sees_its_own_padding() -> None:
 
 
 @pytest.mark.filterwarnings("error:clients_at_once")
-@pytest.mark.parametrize(("kind", "settings"), [("gpt2", STILL), ("llama", LLAMA)])
-def test_clients_with_padded_texts_train_at_once(kind: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings", "labels"), [("gpt2", STILL, False), ("gpt2", STILL, True), ("llama", LLAMA, False)]
+)
+def test_clients_with_padded_texts_train_at_once(kind: str, settings: dict[str, Any], labels: bool) -> None:
     """Texts of 2 to 8 tokens, padding after them or before them: rounding apart from one client after another."""
     tokens = texts(12, 8)
     for row in range(12):
         tokens[row, 2 + row % 7 :] = -100
     tokens[5:] = tokens[5:].flip(1)
-    data = FederatedDataModule.from_loaders(TensorDataset(tokens), num_clients=3, batch_size=2)
+    examples = TensorDataset(tokens, tokens.masked_fill(tokens < 4, -100)) if labels else TensorDataset(tokens)
+    data = FederatedDataModule.from_loaders(examples, num_clients=3, batch_size=2)
     ends = []
     for at_once in (1, 3):
         torch.manual_seed(0)

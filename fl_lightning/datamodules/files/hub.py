@@ -161,4 +161,5 @@ def _silent(datasets: Any, bars: bool) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """Return what an error, or the one behind it, says in one line."""
-    return " ".join(str(error.__cause__ or error).split())[:100]
+    reason = error.__cause__ or error
+    return " ".join(str(reason).split())[:100] or type(reason).__name__

@@ -144,6 +144,8 @@ class HuggingFace(ColumnData):
             self.images = self.decoded(self._sets, pair)
         else:
             check_no_images(**{name: settings.get(name) for name in ONLY_IMAGES})
+            if not tokenizer and (eos or long_texts != "cut"):
+                raise ConfigurationError("expected tokenizer for eos and long_texts, got none: set tokenizer")
             how = read_tokenizer(tokenizer, length, eos, long_texts) if tokenizer else None
             self._plain = self._tensors(own) if how is None else self._tokens(own, how)
         if "test" not in self._sets:

@@ -125,7 +125,7 @@ NAMED = [{"from": "user", "value": "cat"}]
 )
 def test_refuses_other_chats(tmp_path: Path, template: str | None, chat: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
-        data_of({"chat": [chat]}, tokenizer=words(tmp_path, template))
+        data_of({"chat": [chat]}, columns=["chat"], tokenizer=words(tmp_path, template))
     assert "\n" not in str(caught.value)
 
 
@@ -142,6 +142,12 @@ TWO = {"a": ["cat"], "b": ["sees"]}
         ),
         ({"text": ["", None, " "]}, {}, "expected texts in the column text of the train set, got none: all 3 rows"),
         ({"text": ["cat", ""]}, {"partition": [[0], [1]], "num_clients": None}, "partition names rows by number"),
+        (
+            {"text": ["cat"]},
+            {"tokenizer": None, "eos": True},
+            "expected tokenizer for eos and long_texts, got none: set",
+        ),
+        ({"text": ["cat"]}, {"tokenizer": None, "long_texts": "chunk"}, "expected tokenizer for eos and long_texts"),
         ({"text": ["cat"]}, {"long_texts": "pack"}, "long_texts must be 'cut' or 'chunk', got 'pack'"),
         (TWO, {"columns": ["a", "b"], "length": 1}, "column a of the train set, got none: all 1 rows have no text, or"),
     ],
@@ -150,7 +156,7 @@ def test_refuses_rows_and_settings(
     tmp_path: Path, columns: dict[str, Any], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
-        data_of(columns, tokenizer=words(tmp_path, EVERY), **settings)
+        data_of(columns, **{"tokenizer": words(tmp_path, EVERY)} | settings)
     assert "\n" not in str(caught.value)
 
 
@@ -323,6 +329,20 @@ def test_refuses_damaged_files(tmp_path: Path, kind: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("_no_network")
+def test_chats_of_a_file_whose_rows_differ(tmp_path: Path) -> None:
+    """In entries that one message has and another lacks; a row that is no list of messages is refused."""
+    more = [{**turns("cat")[0], "time": 1}, {"role": "assistant", "content": "sees", "tags": ["a"]}]
+    path = tmp_path / "chats.jsonl"
+    settings: dict[str, Any] = {"num_clients": 1, "columns": ["chat"], "tokenizer": words(tmp_path / "words", EVERY)}
+    path.write_text("\n".join(json.dumps({"chat": chat}) for chat in (turns("cat", "the"), more)))
+    ids, labels = [[0, 1, 2, 0, 4], [0, 1, 2, 2, 4]], [[NO, NO, NO, 0, 4], [NO, NO, NO, 2, 4]]
+    assert tensors(HuggingFace(str(path), **settings, length=5)) == [ids, labels]
+    path.write_text("\n".join(json.dumps({"chat": chat}) for chat in (more, "cat")))
+    with pytest.raises(ConfigurationError, match=r"expected messages with role and content in row 1 .*, got 'cat'"):
+        HuggingFace(str(path), **settings)
+
+
 # Columns of tokens
 
 IDS, MASKS = {"input_ids": [[3, 1, 2], [1, 2]]}, {"attention_mask": [[0, 1, 1], [1, 1]]}
@@ -394,8 +414,8 @@ def test_corruption_finds_the_class_beside_tokens() -> None:
     features = datasets.Features(
         {
             "labels": datasets.ClassLabel(num_classes=2),
-            "attention_mask": datasets.List(datasets.Value("int64")),
-            "input_ids": datasets.List(datasets.Value("int64")),
+            "attention_mask": datasets.Sequence(datasets.Value("int64")),
+            "input_ids": datasets.Sequence(datasets.Value("int64")),
         }
     )
     rows = datasets.Dataset.from_dict({"labels": [0, 1], **IDS, **MASKS}, features=features)

@@ -131,7 +131,7 @@ def _render(tokenizer: Tokenizer, messages: list[Mapping[str, Any]], where: str)
 def _checked(messages: Any, where: str) -> list[Mapping[str, Any]]:
     """Return the messages of a row, without entries that other rows have; refuse other values."""
     checked: list[Mapping[str, Any]] = []
-    for message in messages:
+    for message in messages if isinstance(messages, list) else [messages]:
         if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
             got = f"entries {', '.join(message)}" if isinstance(message, Mapping) else repr(message)[:60]
             raise ConfigurationError(

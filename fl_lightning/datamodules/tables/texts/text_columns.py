@@ -62,7 +62,7 @@ def tokenized(
         if columns and others:
             raise ConfigurationError(
                 f"expected columns to name the column of chats alone, got {first}, {', '.join(others)}: leave out the "
-                "others"
+                "others, or join their messages in one column"
             )
         others = []
     made: dict[int, tuple[Any, TensorDataset]] = {}
@@ -119,7 +119,7 @@ def _is_text(dataset: Any, name: str) -> bool:
 def _is_chat(dataset: Any, name: str) -> bool:
     """Tell whether a column holds lists of entries by name."""
     feature = dataset.features[name]
-    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
     return isinstance(inner, Mapping) or type(inner).__name__ == "Json"  # entries that differ from row to row
 
 
