@@ -6,15 +6,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
 from fl_lightning.datamodules.base.dealt import in_order
 from fl_lightning.datamodules.base.domains import left_out_names
-from fl_lightning.datamodules.base.loaders import as_groups
 from fl_lightning.datamodules.base.partitioned import count_clients, names_clients, stated
 from fl_lightning.datamodules.base.settings import Columns, Unpack
 from fl_lightning.datamodules.base.source import Source
@@ -22,12 +19,13 @@ from fl_lightning.datamodules.files.hub import parquet_features, read_splits
 from fl_lightning.datamodules.partition import DomainDirichlet, Natural, Partition, Stated
 from fl_lightning.datamodules.tables.column_data import ColumnData
 from fl_lightning.datamodules.tables.columns import check_columns, check_no_images, image_columns, prepared
+from fl_lightning.datamodules.tables.rows.classes import class_numbers, count_classes, groups_in, other_classes
 from fl_lightning.datamodules.tables.rows.owners import owners_of
 from fl_lightning.datamodules.tables.rows.splits import choose_splits, leave_unlabelled_out, move_to_test
 from fl_lightning.datamodules.tables.texts.text_columns import tokenized
 from fl_lightning.datamodules.tables.texts.token_columns import are_tokens, read_tokens
 from fl_lightning.datamodules.tables.tokens import LongTexts, Tokenizer, read_tokenizer
-from fl_lightning.datamodules.tables.values import check_class_names, check_examples, classes_of, column_of, groups_of
+from fl_lightning.datamodules.tables.values import check_class_names, check_examples, column_of, groups_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.later import later
 
@@ -137,7 +135,7 @@ class HuggingFace(ColumnData):
         self._is_natural = names_clients(num_clients, chosen)
         pair = None if tokenizer else image_columns(sets["train"], columns, label)
         self.client, self.columns, self.label = client, columns, pair[1] if pair else label
-        self._known = np.unique(_owners_of(sets["train"], client)).tolist() if client else []
+        self._known = np.unique(groups_in(sets["train"], client)).tolist() if client else []
         self._sets = self._divided(sets, own)
         self._plain: Mapping[str, Any] = {}
         if pair:
@@ -150,7 +148,7 @@ class HuggingFace(ColumnData):
             self._plain = self._tensors(own) if how is None else self._tokens(own, how)
         if "test" not in self._sets:
             self.leave_tests_out()
-        classes = self.images.num_classes if self.images else _count_classes(self._sets["train"], self.label)
+        classes = self.images.num_classes if self.images else count_classes(self._sets["train"], self.label)
         if classes is not None:
             self.num_classes = classes
 
@@ -205,10 +203,10 @@ class HuggingFace(ColumnData):
         name = "train" if train else "test"
         if name not in self._sets:
             return None
-        classes = _class_numbers(self._sets[name], self.label)
+        classes = class_numbers(self._sets[name], self.label)
         label = None if classes is None else self._label_entry()
         if train and classes is None:
-            classes = _other_classes(self._sets[name], self.label, self.partition)
+            classes = other_classes(self._sets[name], self.label, self.partition)
         return self.source_of(self._examples_of(name), classes, label, train)
 
     def _examples_of(self, name: str) -> Any:
@@ -259,7 +257,7 @@ class HuggingFace(ColumnData):
 
     @override
     def column(self, name: str) -> NDArray[Any]:
-        values: NDArray[Any] = _owners_of(self._sets["train"], name)
+        values: NDArray[Any] = groups_in(self._sets["train"], name)
         return values
 
 
@@ -271,44 +269,3 @@ def _read_sets(train: Any, subset: str | None, test: Any) -> Mapping[str, Any]:
     for file, features in parquet_features(train, subset).items():
         check_class_names(splits["train"].features, features, [*features], f"file {file}")
     return choose_splits(splits, test)
-
-
-def _owners_of(training: Any, name: str) -> Any:
-    """Read the column (n,) of integers or texts that gives the client or the domain of each training example."""
-    return as_groups(groups_of(training, name, "train"), name)
-
-
-def _count_classes(split: Any, name: str) -> int | None:
-    """Return how many classes a column of type ``ClassLabel`` names; None for other columns."""
-    count: int | None = getattr(split.features.get(name), "num_classes", None)
-    return count
-
-
-def _class_numbers(split: Any, name: str) -> Tensor | None:
-    """Return the class (n,) of each example, in a column of type ``ClassLabel``; None for other columns."""
-    if _count_classes(split, name) is None:
-        return None
-    values = column_of(split, name)
-    if values.ndim != 1 or values.dtype.kind not in "iu" or values.min(initial=0) < 0:
-        return None
-    return torch.from_numpy(values.astype(np.int64))
-
-
-def _other_classes(train: Any, name: str, partition: Partition) -> Tensor | None:
-    """Number the values (n,) of another column, for partitions and for the overview of the clients.
-
-    Returns:
-        None if the column is not there, or holds others than integers, truth values or texts and no partition needs it.
-    """
-    if name not in train.column_names:
-        return None
-    values = column_of(train, name)
-    count = _count_classes(train, name)
-    is_plain = values.ndim == 1 and values.dtype.kind in "iubSU" and (count is None or values.min(initial=0) >= 0)
-    if not is_plain:
-        if partition.by not in ("labels", "domains"):
-            return None
-        if count is not None:
-            classes_of([train], name, "train", count)
-        values = _owners_of(train, name)
-    return torch.from_numpy(np.unique(values, return_inverse=True)[1])
