@@ -22,8 +22,7 @@ from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 from fl_lightning.later import later
 from fl_lightning.models.adapters import FrozenDtype, Targeted, adapt_network, computing, keep_frozen
 from fl_lightning.models.classifier import with_schedule
-from fl_lightning.models.text import to_front
-from fl_lightning.models.token_batches import check_targets, parts_of
+from fl_lightning.models.text import check_targets, parts_of, to_front
 
 
 @picklable_defaults
