@@ -22,7 +22,7 @@ from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 from fl_lightning.later import later
 from fl_lightning.models.adapters import FrozenDtype, Targeted, adapt_network, computing, keep_frozen
 from fl_lightning.models.classifier import with_schedule
-from fl_lightning.models.text import to_front
+from fl_lightning.models.text import check_targets, parts_of, to_front
 
 
 @picklable_defaults
@@ -32,7 +32,9 @@ class CausalLM(LightningModule):
     Batches are int64 tokens (B, T), -100 where there is no token, before a text or after it. All tokens but the first
     of each text are predicted: that of the text's end, too. Pairs of tokens and labels (B, T) say which: the token at
     each place, and -100 where the token is not to be predicted. The second of a pair may also be a class (B,), which
-    is left out. The loss is the mean over all predicted tokens of the batch, and ``test/…`` the same as ``val/…``.
+    is left out. Dicts hold ``input_ids`` (B, T) and, optionally, ``attention_mask`` (B, T), 0 where there is no token,
+    and ``labels``, as transformers' collators give them; other entries are left out. The loss is the mean over all
+    predicted tokens of the batch, and ``test/…`` the same as ``val/…``.
 
     ``training_step`` returns the loss alone: rules that use the classes or features of examples (FedLC, FedRS, FedNTD,
     FedSOL, FocalLoss, FedRoD, FedProto, MOON, FedDecorr) do not apply.
@@ -62,7 +64,8 @@ class CausalLM(LightningModule):
     Raises:
         ConfigurationError: there is no such model or setting, or a name or pattern has no layer; in training, a token
             is not in the vocabulary, or a text is longer than the model's positions; in evaluation, texts may be filled
-            up, and neither ``pad`` nor labels say so.
+            up, and neither ``pad``, a mask nor labels say so; or, then and on a CPU, labels are other tokens than those
+            of their places, as an attention mask in their place is.
     """
 
     lower_is_better = ("val/loss", "val/perplexity", "test/loss", "test/perplexity")
@@ -116,12 +119,23 @@ class CausalLM(LightningModule):
 
     def predict_next(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return logits (B, T - 1, V) of the second to last tokens of a batch, and their labels (B, T - 1)."""
-        tokens, *others = batch if isinstance(batch, list | tuple) else [batch]
-        labels = others[0] if others and others[0].ndim == 2 else None
-        tokens = marked(self.network, tokens, self.pad, self.doubtful, labels)
+        tokens, mask, labels = parts_of(batch)
+        tokens = self._marked(tokens, mask, labels)
+        if labels is not None:
+            check_targets(self.network, tokens, labels)
         tokens, labels = to_front(tokens, tokens if labels is None else labels)
         labels = labels.masked_fill(tokens == NOTHING, NOTHING)
         return self(tokens)[:, :-1], labels[:, 1:]
+
+    def _marked(self, tokens: Tensor, mask: Tensor | None, labels: Tensor | None) -> Tensor:
+        """Return tokens (B, T) with -100 where there is none: where the mask (B, T) is 0, if there is one."""
+        if mask is None:
+            return marked(self.network, tokens, self.pad, self.doubtful, labels)
+        if mask.shape != tokens.shape:
+            kind, shapes = self.network.config.model_type, f"{tuple(mask.shape)} for {tuple(tokens.shape)}"
+            raise ConfigurationError(f"{kind} expects an attention_mask for each of the input_ids, got {shapes}")
+        check_form(self.network, tokens)
+        return tokens.masked_fill(mask == 0, NOTHING)
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Return the mean cross-entropy of a batch's predicted tokens as ``loss``; 0 if no token is predicted."""
@@ -139,8 +153,8 @@ class CausalLM(LightningModule):
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the probabilities (B, V) of the token that follows each text."""
-        tokens = batch[0] if isinstance(batch, list | tuple) else batch
-        tokens = marked(self.network, tokens, self.pad, self.doubtful)
+        tokens, mask, _ = parts_of(batch)
+        tokens = self._marked(tokens, mask, None)
         last = (tokens != NOTHING).sum(1).clamp(min=1) - 1
         logits = self(tokens)[torch.arange(len(tokens), device=tokens.device), last]
         return logits.softmax(1)  # type: ignore[no-any-return]

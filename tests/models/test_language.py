@@ -76,6 +76,99 @@ def test_labels_say_which_tokens_are_targets() -> None:
     torch.testing.assert_close(module.training_step([tokens, labels], 0)["loss"], theirs)
 
 
+FAMILIES: list[tuple[str, dict[str, Any]]] = [("gpt2", STILL), ("llama", LLAMA), ("qwen2", LLAMA)]
+
+
+@pytest.mark.parametrize(("kind", "settings"), FAMILIES)
+@pytest.mark.parametrize("left", [False, True])
+def test_dicts_with_a_mask(kind: str, settings: dict[str, Any], left: bool) -> None:
+    """As transformers' collators give them: a mask is a mask, before a text or after it, whatever stands there."""
+    torch.manual_seed(0)
+    module = CausalLM(kind, {**settings, "eos_token_id": 7}, weights=False)
+    tokens, mask = torch.tensor([[3, 4, 5, 7, 7, 7]]), torch.tensor([[1, 1, 1, 1, 0, 0]])
+    labels = torch.tensor([[-100, -100, 5, 7, -100, -100]])
+    short, theirs = tokens[:, :4], {}
+    for name, own in (("whole", short), ("labels", labels[:, :4])):
+        theirs[name] = module.network(input_ids=short, labels=own).loss
+    if left:
+        tokens, mask, labels = (values.roll(2, 1) for values in (tokens, mask, labels))
+    batch = {"input_ids": tokens, "attention_mask": mask, "score": torch.tensor([0.5])}
+    for given, name in ((batch, "whole"), (batch | {"labels": labels}, "labels")):
+        for held in (given, transformers.BatchEncoding(given)):
+            for training in (True, False):
+                module.train(training)
+                torch.testing.assert_close(module.training_step(held, 0)["loss"], theirs[name])
+    with torch.no_grad():
+        torch.testing.assert_close(module.predict_step(batch, 0), module(short)[:, -1].softmax(1))
+
+
+def test_dicts_train_and_validate(tmp_path: Path) -> None:
+    """A round, and the perplexity of the start by transformers' own loss."""
+    datasets = pytest.importorskip("datasets")
+    columns = {"input_ids": [[3, 4, 5], [4, 5, 6]], "attention_mask": [[1, 1, 1], [1, 1, 0]]}
+    rows = datasets.Dataset.from_dict(columns | {"labels": [[-100, 4, 5], [4, 5, -100]]})
+    losses = []
+    for names in (None, ["labels", "attention_mask", "input_ids"]):
+        module = model()
+        tokens, labels = torch.tensor(columns["input_ids"]), torch.tensor([[-100, 4, 5], [4, 5, -100]])
+        data = HuggingFace(rows, rows, num_clients=1, columns=names)
+        (shown,) = trainer().validate(FederatedOrchestrator(module), datamodule=data, verbose=False)
+        theirs = module.network(input_ids=tokens, labels=labels).loss.item()
+        assert shown["val/loss"] == pytest.approx(theirs, rel=1e-5)
+        run = trainer(rounds=2)
+        run.fit(FederatedOrchestrator(module), datamodule=data)
+        losses.append(run.callback_metrics["val/loss"].item())
+    assert losses[0] == losses[1] < theirs
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (
+            [[[3, 4, 5]], [[1, 1, 0]]],
+            "gpt2 expects labels that are the tokens of their places, or -100, got 1 for token 3",
+        ),
+        (
+            [[[3, 4, 5]], [[4, 5, -100]]],
+            "got 4 for token 3: give an attention mask in a dict of input_ids and attention",
+        ),
+        ([[[3, 4, 5]], [[3, 4]]], r"gpt2 expects a label for each token, got \(1, 2\) for \(1, 3\)"),
+        (
+            {"input_ids": [[3, 4]], "attention_mask": [[1]]},
+            "gpt2 expects an attention_mask for each of the input_ids, got",
+        ),
+        ({"ids": [[3, 4]], "text": [[1]]}, "expected input_ids in the batches of a language model, got ids, text: set"),
+    ],
+)
+def test_refuses_batches_that_cannot_be_known(batch: Any, message: str) -> None:
+    """A mask in the place of labels was learned in silence, and so were labels that are moved."""
+    if isinstance(batch, dict):
+        batch = {name: torch.tensor(values) for name, values in batch.items()}
+    else:
+        batch = [torch.tensor(values) for values in batch]
+    for training in (True, False):
+        with pytest.raises(ConfigurationError, match=message) as caught:
+            model().train(training).training_step(batch, 0)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "settings"), FAMILIES)
+def test_the_loss_is_on_responses_alone(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+    """By hand: the cat | sees [END], and sees | the cat [END]; 2 and 3 tokens are predicted, of 4 each."""
+    datasets = pytest.importorskip("datasets")
+    name = tokenizer_folder(tmp_path, pad_token="[END]", eos_token="[END]")
+    rows = datasets.Dataset.from_dict({"prompt": ["the cat ", "sees "], "response": ["sees", "the cat"]})
+    data = HuggingFace(rows, rows, num_clients=1, columns=["prompt", "response"], tokenizer=name, length=6)
+    torch.manual_seed(0)
+    module = CausalLM(kind, {**settings, "eos_token_id": 4}, weights=False)
+    tokens = torch.tensor([[0, 1, 2, 4], [2, 0, 1, 4]])
+    labels = torch.tensor([[-100, -100, 2, 4], [-100, 0, 1, 4]])
+    with torch.no_grad():
+        theirs = module.network(input_ids=tokens, labels=labels).loss.item()
+    (shown,) = trainer().validate(FederatedOrchestrator(module), datamodule=data, verbose=False)
+    assert shown["val/loss"] == pytest.approx(theirs, rel=1e-5)
+
+
 @pytest.mark.parametrize("settings", [STILL, {**STILL, "pad_token_id": 0}, {**STILL, "eos_token_id": 5}])
 @pytest.mark.parametrize("longer", [[[3, 4, 5, -100, -100]], [[-100, -100, 3, 4, 5]]])
 def test_padding_changes_no_token(
@@ -250,14 +343,17 @@ def test_a_network_that_mixes_all_places_sees_its_own_padding() -> None:
 
 
 @pytest.mark.filterwarnings("error:clients_at_once")
-@pytest.mark.parametrize(("kind", "settings"), [("gpt2", STILL), ("llama", LLAMA)])
-def test_clients_with_padded_texts_train_at_once(kind: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "settings", "labels"), [("gpt2", STILL, False), ("gpt2", STILL, True), ("llama", LLAMA, False)]
+)
+def test_clients_with_padded_texts_train_at_once(kind: str, settings: dict[str, Any], labels: bool) -> None:
     """Texts of 2 to 8 tokens, padding after them or before them: rounding apart from one client after another."""
     tokens = texts(12, 8)
     for row in range(12):
         tokens[row, 2 + row % 7 :] = -100
     tokens[5:] = tokens[5:].flip(1)
-    data = FederatedDataModule.from_loaders(TensorDataset(tokens), num_clients=3, batch_size=2)
+    examples = TensorDataset(tokens, tokens.masked_fill(tokens < 4, -100)) if labels else TensorDataset(tokens)
+    data = FederatedDataModule.from_loaders(examples, num_clients=3, batch_size=2)
     ends = []
     for at_once in (1, 3):
         torch.manual_seed(0)

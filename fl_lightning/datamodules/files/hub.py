@@ -1,4 +1,4 @@
-"""Functions that read the splits of a Hugging Face data set: from folders, from parquet files, from the hub."""
+"""Functions that read the splits of a Hugging Face data set: from folders, from single files, from the hub."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -9,13 +9,17 @@ from typing import Any
 from fl_lightning.datamodules.files.download import AnsweredError, answer
 from fl_lightning.errors import ConfigurationError
 
+LOADERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".txt": "text"}  # of datasets
+KINDS = "parquet, jsonl, json, csv or txt"
+
 
 def read_splits(path: str, subset: str | None) -> Mapping[str, Any]:
-    """Read the data sets of a folder, a parquet file, or the hub's data set of a name, by the names of their splits.
+    """Read the data sets of a folder, a file, or the hub's data set of a name, by the names of their splits.
 
     Args:
-        path: folder that ``save_to_disk`` wrote; folder with the files of each split, as the hub keeps them; parquet
-            file; or, if there is no such path, the name on the hub.
+        path: folder that ``save_to_disk`` wrote; folder with the files of each split, as the hub keeps them; file, of
+            the kind that its suffix says (``LOADERS``), parquet by default; or, if there is no such path, the name on
+            the hub.
         subset: name of the part of the data set to read, for data sets with several; None for those with one.
 
     Raises:
@@ -35,8 +39,8 @@ def read_splits(path: str, subset: str | None) -> Mapping[str, Any]:
         saved = _read_hub(datasets, path, subset)
     else:
         raise ConfigurationError(
-            f"expected a folder, a parquet file, or a name on the hub (owner/name), got {place}, which does not exist: "
-            "point train to one of these"
+            f"expected a folder, a file ({KINDS}), or a name on the hub (owner/name), got {place}, which does not "
+            "exist: point train to one of these"
         )
     splits: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {"train": saved}
     if "train" not in splits:
@@ -79,11 +83,12 @@ def _read_local(datasets: Any, place: Path, subset: str | None) -> Any:
             if _is_saved(place):
                 return datasets.load_from_disk(str(place))
             if place.is_file():
-                return datasets.load_dataset("parquet", data_files={"train": str(place)})
+                loader = LOADERS.get(place.suffix.lower(), "parquet")
+                return datasets.load_dataset(loader, data_files={"train": str(place)})
             return datasets.load_dataset(str(place), subset)
     except Exception as error:  # of many classes, of datasets and of pyarrow
         raise ConfigurationError(
-            f"expected a folder that save_to_disk wrote, or parquet files, in {place}, got {_reason(error)!r}: point "
+            f"expected a folder that save_to_disk wrote, or files ({KINDS}), in {place}, got {_reason(error)!r}: point "
             "train to such a folder or file, or write a damaged one again"
         ) from None
 
@@ -156,4 +161,5 @@ def _silent(datasets: Any, bars: bool) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """Return what an error, or the one behind it, says in one line."""
-    return " ".join(str(error.__cause__ or error).split())[:100]
+    reason = error.__cause__ or error
+    return " ".join(str(reason).split())[:100] or type(reason).__name__

@@ -302,7 +302,8 @@ def test_a_truncated_parquet_file() -> None:
     content = Path("hfd/train.parquet").read_bytes()
     Path("hfd/train.parquet").write_bytes(content[: len(content) // 2])
     line = refused("fit", *SMALL, "--data.train=hfd", "--data.client=writer")
-    assert line.startswith(f"expected a folder that save_to_disk wrote, or parquet files, in {Path('hfd').absolute()}")
+    kinds = "(parquet, jsonl, json, csv or txt)"
+    assert line.startswith(f"expected a folder that save_to_disk wrote, or files {kinds}, in {Path('hfd').absolute()}")
     assert "arquet" in line.partition(", got ")[2]
 
 
