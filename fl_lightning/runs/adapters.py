@@ -18,6 +18,7 @@ from fl_lightning.engine.hosting.adapted import adapted_layers, adapted_network,
 from fl_lightning.engine.hosting.adapter_folder import TENSORS
 from fl_lightning.errors import ConfigurationError
 
+MADE_WITH = "made_with"  # attribute in which TimmNetwork notes timm's arguments
 PREFIX = "base_model.model."  # of the names of an adapter's tensors
 # peft's words for tasks, and transformers' lists of the classes for these.
 TASKS = {
@@ -66,7 +67,7 @@ def write_adapter(module: nn.Module, base: Mapping[str, Tensor], folder: Path) -
 
 
 def write_merged(module: nn.Module, tokenizer: str | None, folder: Path) -> None:
-    """Add the adapters of a module to its weights, in place, and write the whole model as its library does.
+    """Add the adapters of a module, if it has some, to its weights, in place, and write the whole model.
 
     transformers loads the folder by ``from_pretrained``, timm by ``create_model("local-dir:FOLDER")``.
 
@@ -76,30 +77,41 @@ def write_merged(module: nn.Module, tokenizer: str | None, folder: Path) -> None
         folder: folder to write, which exists.
 
     Raises:
-        ConfigurationError: the module has no adapters, or its network is none of transformers or of timm.
+        ConfigurationError: the module has no one network of transformers or of :class:`TimmNetwork`.
     """
-    network: Any = adapted_network(module)
+    has_adapters = any(adapted_layers(module))
+    network: Any = adapted_network(module) if has_adapters else _library_network(module)
     if is_of(network, "peft", "PeftModel"):
         network = network.merge_and_unload(safe_merge=True)
     for name, layer in [*adapted_layers(network)][::-1]:
         layer.merge(safe_merge=True)
         network.set_submodule(name, layer.get_base_layer())
-    if is_of(network, "transformers", "PreTrainedModel"):
+    if _is_of_transformers(network):
         network.config = getattr(network, "config_as_made", network.config)
         network.save_pretrained(folder)
         if tokenizer is not None:
             read_pretrained("AutoTokenizer", tokenizer).save_pretrained(folder)
         else:
             rank_zero_info(f"{folder} has no tokenizer: the run's data name none")
-    elif (arguments := getattr(network, "made_with", None)) is not None:  # as TimmNetwork notes
+    elif hasattr(network, MADE_WITH):
         from timm.models import save_for_hf
 
-        save_for_hf(network, str(folder), model_args=arguments, safe_serialization=True)
+        save_for_hf(network, str(folder), model_args=getattr(network, MADE_WITH), safe_serialization=True)
     else:
         raise ConfigurationError(
             f"export: {type(network).__name__} is no network of transformers or of TimmNetwork: write a .safetensors, "
             "with the weights and the adapters beside each other"
         )
+
+
+def _library_network(module: nn.Module) -> nn.Module:
+    """Find the one network of transformers or of :class:`TimmNetwork`; the module itself if there is none."""
+    found = [part for part in module.modules() if _is_of_transformers(part) or hasattr(part, MADE_WITH)]
+    return found[0] if found else module  # the outermost comes first
+
+
+def _is_of_transformers(network: object) -> bool:
+    return is_of(network, "transformers", "PreTrainedModel")
 
 
 def _pretrained(network: Any) -> str | None:

@@ -128,7 +128,10 @@ def test_an_adapter_alone_would_be_wrong(tmp_path: Path) -> None:
 
 def test_modules_without_adapters_have_none_to_write(tmp_path: Path) -> None:
     source = base(tmp_path / "base", "gpt2", FAMILIES["gpt2"])
-    checkpoint, _ = trained(tmp_path, lambda: CausalLM(source), TOKENS)
+    checkpoint, ours = trained(tmp_path, lambda: CausalLM(source), TOKENS)
+    export(checkpoint, tmp_path / "whole", CausalLM(source), form="merged")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
+    assert torch.equal(theirs(TOKENS).logits, ours(TOKENS))
     with pytest.raises(ConfigurationError, match="expected one network with adapters of peft in CausalLM, got 0"):
         export(checkpoint, tmp_path / "adapter", CausalLM(source), form="adapter")
 

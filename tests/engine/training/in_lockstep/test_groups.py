@@ -138,7 +138,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "large updates": {"max_update_norm": 100.0},
 }
 SEVERAL = (CLIENT_RULES["Scaffold"], lambda: FedProx(0.1), lambda: SignFlip(2), ClientMonitor, FedNova)
-RULES: dict[str, Any] = {"none": (), "Pull": (Pull,), "several": SEVERAL, **{k: (v,) for k, v in CLIENT_RULES.items()}}
+TOGETHER = {name: (make,) for name, make in CLIENT_RULES.items() if make().stacks}
+RULES: dict[str, Any] = {"none": (), "Pull": (Pull,), "several": SEVERAL, **TOGETHER}
 RULES |= {"LocalPart": (PERSONAL["LocalPart"], Pull), "FedBN": (PERSONAL["FedBN"], lambda: FedProx(0.1))}
 RULES |= {"PerFedAvg": (PERSONAL["PerFedAvg"], PERSONAL["LocalPart"])}
 
