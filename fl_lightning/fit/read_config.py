@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from fl_lightning.datamodules import FederatedDataModule
-from fl_lightning.engine.hosting.adapter_folder import is_adapter
+from fl_lightning.engine.hosting.adapted import is_adapter
 from fl_lightning.engine.hosting.initial import TIMM, check_is_file
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import FederatedCLI

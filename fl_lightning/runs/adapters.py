@@ -13,9 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fl_lightning.datamodules.files.pretrained import read_pretrained
-from fl_lightning.engine.hosting.adapted import adapted_layers, adapted_network, is_of
-from fl_lightning.engine.hosting.adapter_folder import TENSORS
+from fl_lightning.engine.hosting.adapted import TENSORS, adapted_layers, adapted_network, is_of
 from fl_lightning.errors import ConfigurationError
 
 MADE_WITH = "made_with"  # attribute in which TimmNetwork notes timm's arguments
@@ -90,7 +88,9 @@ def write_merged(module: nn.Module, tokenizer: str | None, folder: Path) -> None
         network.config = getattr(network, "config_as_made", network.config)
         network.save_pretrained(folder)
         if tokenizer is not None:
-            read_pretrained("AutoTokenizer", tokenizer).save_pretrained(folder)
+            from transformers import AutoTokenizer
+
+            AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
         else:
             rank_zero_info(f"{folder} has no tokenizer: the run's data name none")
     elif hasattr(network, MADE_WITH):

@@ -1,14 +1,21 @@
-"""Layers around which peft has put adapters, known by peft's classes and not by names."""
+"""Adapters of peft in a module: layers that have some, known by their classes; a folder that gives them values."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from safetensors.torch import load_file
 from torch import nn
 
 from fl_lightning.errors import ConfigurationError
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+FACTORS = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora", "use_dora": "dora"}  # peft's names, and ours
 
 
 def known_class(module: str, name: str) -> type | None:
@@ -48,3 +55,59 @@ def adapted_network(module: nn.Module) -> Any:
             "lora"
         )
     return found[0]
+
+
+def is_adapter(folder: Path) -> bool:
+    """Tell whether a folder holds an adapter of peft."""
+    return (folder / CONFIG).is_file()
+
+
+def start_from_adapter(module: LightningModule, folder: Path) -> None:
+    """Copy the tensors of a folder into the module's own adapter, and log one line about them.
+
+    Raises:
+        ConfigurationError: the folder holds no adapter that peft reads, the module has none, or has another one, or the
+            adapter is of another base model.
+    """
+    from peft import PeftConfig, set_peft_model_state_dict
+
+    name = type(module).__name__
+    module.configure_model()
+    network = adapted_network(module)
+    (key, own), *_ = network.peft_config.items()
+    try:
+        saved: Any = PeftConfig.from_pretrained(str(folder))
+        tensors = load_file(folder / TENSORS)
+    except Exception as error:  # of many classes
+        raise ConfigurationError(f"init_from: {folder} holds no adapter that peft reads: {_line(error)}") from None
+    base = getattr(network, "name_or_path", "")
+    if base and saved.base_model_name_or_path not in (None, "", base):
+        raise ConfigurationError(
+            f"init_from: the adapter in {folder} is of the model {saved.base_model_name_or_path}, and {name} has "
+            f"{base}: take an adapter of this model, or correct base_model_name_or_path in {CONFIG}"
+        )
+    for setting, option in FACTORS.items():
+        here, there = getattr(own, setting, None), getattr(saved, setting, None)
+        if here != there:
+            raise ConfigurationError(
+                f"init_from: the adapter in {folder} has {option} {there}, and {name} has {here}: set {option} to "
+                f"{there}"
+            )
+    try:
+        result: Any = set_peft_model_state_dict(network, tensors, adapter_name=key)
+    except Exception as error:  # of other shapes
+        raise ConfigurationError(f"init_from: {folder} does not fit {name}: {_line(error)}") from None
+    missing = set(result.missing_keys)
+    lacking = [own for own, parameter in network.named_parameters() if parameter.requires_grad and own in missing]
+    words = [f"{own} is missing" for own in lacking[:1]] + [
+        f"{own} is unexpected" for own in result.unexpected_keys[:1]
+    ]
+    if words:
+        raise ConfigurationError(
+            f"init_from: {folder} does not fit {name}: {', '.join(words)}; set targets to the layers of the adapter"
+        )
+    rank_zero_info(f"init_from: {folder} gives {name} the {len(tensors)} tensors of an adapter")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

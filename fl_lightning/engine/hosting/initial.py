@@ -12,8 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fl_lightning.engine.hosting.adapted import adapted_layers
-from fl_lightning.engine.hosting.adapter_folder import is_adapter, start_from_adapter
+from fl_lightning.engine.hosting.adapted import adapted_layers, is_adapter, start_from_adapter
 from fl_lightning.engine.hosting.saving import LEFT_OUT, own_names, shape
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import isolated

@@ -18,7 +18,7 @@ from packaging.version import Version
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning.engine.hosting.adapter_folder import is_adapter
+from fl_lightning.engine.hosting.adapted import is_adapter
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import DAMAGED, is_damaged

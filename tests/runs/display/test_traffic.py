@@ -124,6 +124,40 @@ def test_multiples_of_the_model_by_rule(name: str) -> None:
     There are 23 parameters, of which the rules make multiples, and buffers of 4 + 4 + 1 numbers, both ways for six
     clients. The last layer has 15, BatchNorm 8.
     """
+    down, up = TRAFFIC.get(name, (1, 1))
+    stay = {"LocalPart": 15, "FedBN": 8 + 9}.get(name, 0)
+    rule = (CLIENT_RULES | SERVER_RULES | PERSONAL)[name]()
+    *_, last = sent(rule, module=TinyClassifier(), data=TinyData(batch_size=4), rounds=2)
+    assert last[:2] == (6 * (23 * down + 9 - stay) * 8, 6 * (23 * up + 9 - stay) * 8)
+
+
+class Broadcasting(FederatedCallback):
+    """Sends down three numbers of four bytes, which are in its state from the start."""
+
+    broadcasts = ("hint",)
+
+    def on_train_start(self, *_: Any) -> None:
+        self.state["hint"] = torch.zeros(3)
+
+
+def test_a_rule_of_the_users_own() -> None:
+    assert sent(Broadcasting()) == [(32 + 2 * 12, 32, 88)]
+
+
+def test_a_resumed_run_counts_on() -> None:
+    """Round 2 goes on from the checkpoint of round 1, in which 32 bytes went each way."""
+    first = trainer(TrafficMonitor(), rounds=1)
+    first.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+    first.save_checkpoint("first.ckpt")
+    second = trainer(monitor := TrafficMonitor(), rounds=2)
+    second.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData(), ckpt_path="first.ckpt")
+    assert monitor.total == 2 * 64
+
+
+def test_two_devices_count_what_one_counts() -> None:
+    """Real processes over gloo; three of four clients take part. A model of 64, 512, 256 and 10 units has 167,178
+    numbers of four bytes.
+    """
     for devices in 1, 2:
         settings = ("--data.participation", 3, "--trainer.callbacks+=Scaffold")
         fit_on(devices, "--experiment", f"on{devices}", *settings)
