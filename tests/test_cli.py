@@ -103,7 +103,7 @@ QUICK = {  # command lines that are answered at once: exit status, and words of 
     "keys --help": (0, "usage: fl-lightning keys"),
     "keys --renew anna --out nowhere": (2, "expected a kit's file nowhere/authority/issued.txt"),
     "export --help": (0, "usage: fl-lightning export"),
-    "export nowhere": (2, "give --out: fl-lightning export --help lists the options"),
+    "export nowhere": (2, "give one of --out, --adapter, --merge: fl-lightning export --help lists the options"),
 }
 
 

@@ -317,7 +317,7 @@ def test_the_command_makes_renews_and_revokes(there: Path) -> None:
     assert revoked_serials(server_kit(Path("kits/server"))) == set()
     assert "copy kits/authority/revoked.txt" in run("keys", "--revoke", "anna", "--out", "kits").out
     assert revoked_serials(server_kit(Path("kits/server"))) == {first, certificate(anna).serial_number}
-    assert "one of the arguments --sites --renew --revoke is required" in refused("keys", "--out", "kits")
+    assert "give one of --sites, --renew, --revoke" in refused("keys", "--out", "kits")
     assert "not allowed with" in refused("keys", "--renew", "anna", "--revoke", "anna", "--out", "kits")
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from fl_lightning.errors import ConfigurationError
 
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+SETTINGS, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 FACTORS = {"r": "rank", "lora_alpha": "alpha", "use_rslora": "rslora", "use_dora": "dora"}  # peft's names, and ours
 
 
@@ -59,7 +59,7 @@ def adapted_network(module: nn.Module) -> Any:
 
 def is_adapter(folder: Path) -> bool:
     """Tell whether a folder holds an adapter of peft."""
-    return (folder / CONFIG).is_file()
+    return (folder / SETTINGS).is_file()
 
 
 def start_from_adapter(module: LightningModule, folder: Path) -> None:
@@ -84,7 +84,7 @@ def start_from_adapter(module: LightningModule, folder: Path) -> None:
     if base and saved.base_model_name_or_path not in (None, "", base):
         raise ConfigurationError(
             f"init_from: the adapter in {folder} is of the model {saved.base_model_name_or_path}, and {name} has "
-            f"{base}: take an adapter of this model, or correct base_model_name_or_path in {CONFIG}"
+            f"{base}: take an adapter of this model, or correct base_model_name_or_path in {SETTINGS}"
         )
     for setting, option in FACTORS.items():
         here, there = getattr(own, setting, None), getattr(saved, setting, None)
