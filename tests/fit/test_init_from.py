@@ -47,7 +47,7 @@ def test_two_devices_start_from_the_same_file() -> None:
     [
         (
             "nowhere.ckpt",
-            "init_from: expected a file of weights, a folder of an adapter, or timm: and a name, got nowhere.ckpt",
+            "init_from: expected a file of weights, a folder of an adapter, or timm: and a name",
         ),
         (".", ". is a folder without checkpoints/best.ckpt and last.ckpt: expected a checkpoint, or a run folder"),
         ("other.pt", "init_from: other.pt does not fit ImageClassifier: network.1.weight is missing, a is unexpected"),
