@@ -175,7 +175,8 @@ def _layers(network: nn.Module, targets: Sequence[str] | str, head: Sequence[str
     """Return the names of the linear layers that some names or patterns mean."""
     layers = [name for name, part in network.named_modules() if _is_linear(part)]
     if targets == ALL_LINEAR:
-        return [name for name in layers if not any(f"{name}.".startswith(f"{part}.") for part in filter(None, head))]
+        in_head = tuple(f"{part}." for part in head if part)
+        return [name for name in layers if not f"{name}.".startswith(in_head)]
     if isinstance(targets, str):
         raise ConfigurationError(f"targets must be a list, as in [{targets}], or {ALL_LINEAR}, got {targets!r}")
     chosen = list[str]()

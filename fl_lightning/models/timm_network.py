@@ -75,7 +75,7 @@ class TimmNetwork(nn.Module):
             raise ConfigurationError(f"stride must be 8, 16 or 32, got {stride!r}")
         made = {"num_classes": num_classes, "in_chans": in_channels, **(settings or {})}
         self.network = _make(name, pretrained, made)
-        self.network.is_pretrained, self.network.made_with = pretrained, made
+        self.network.made_with = made
         if stride != 32:
             _take_out_halvings(self.network, name, in_channels, stride)
         downloaded = set(self.network.parameters()) if pretrained else set()

@@ -44,13 +44,8 @@ def write_adapter(module: nn.Module, base: Mapping[str, Tensor], folder: Path) -
     network = adapted_network(module)
     if len(network.peft_config) > 1:
         raise ConfigurationError(f"export: expected one adapter, got {', '.join(network.peft_config)}: write a .ckpt")
-    source = _pretrained(network)
-    if source is None:
-        raise ConfigurationError(
-            "export: the frozen weights are of no pretrained model, so that an adapter would have no base: --merge "
-            "DIR writes all weights"
-        )
-    _check_base(module, base, source)
+    source = _name_of(network)
+    _check_base(module, base, source or "its pretrained model")
     plain = _trained_whole(network)
     (config,) = (copy.copy(config) for config in network.peft_config.values())
     config.base_model_name_or_path, config.inference_mode = source, True
@@ -114,13 +109,11 @@ def _is_of_transformers(network: object) -> bool:
     return is_of(network, "transformers", "PreTrainedModel")
 
 
-def _pretrained(network: Any) -> str | None:
-    """Return the name or the folder of the pretrained model of which a network has its frozen weights; else None."""
+def _name_of(network: Any) -> str | None:
+    """Return the name on the hub, or the folder, of a network's pretrained model, if the network knows it."""
     (config, *_) = network.peft_config.values()
-    own = getattr(network, "name_or_path", "") or config.base_model_name_or_path
-    if own:
-        return str(own)
-    return network.pretrained_cfg.get("hf_hub_id") if getattr(network, "is_pretrained", False) else None
+    of_timm: Any = getattr(network, "pretrained_cfg", None) or {}
+    return getattr(network, "name_or_path", "") or config.base_model_name_or_path or of_timm.get("hf_hub_id")
 
 
 def _task_of(network: Any) -> str | None:
@@ -133,11 +126,18 @@ def _task_of(network: Any) -> str | None:
 
 
 def _check_base(module: nn.Module, base: Mapping[str, Tensor], source: str) -> None:
-    """Refuse frozen weights that are no longer those of the pretrained model: the adapter would lack the difference."""
+    """Refuse frozen weights that are not those of a pretrained model: the adapter would lack the difference."""
+    elsewhere = set(getattr(module, "from_elsewhere", ()))
     trained = {name for name, own in module.named_parameters() if own.requires_grad}
     adapters = {f"{name}.{own}" for name, layer in adapted_layers(module) for own in _own_of(layer)}
-    for name, value in module.state_dict().items():
-        if name not in trained and name not in adapters and not torch.equal(value, base[name]):
+    for name, _ in module.named_parameters():
+        if name not in trained | adapters | elsewhere:
+            raise ConfigurationError(
+                f"export: {name} is frozen, and of no pretrained model, so that an adapter would have no base: --merge "
+                "DIR writes all weights; a module of your own that loads weights names these in from_elsewhere"
+            )
+    for name, value in nn.Module.state_dict(module).items():
+        if name not in trained | adapters and isinstance(value, Tensor) and not torch.equal(value, base[name]):
             raise ConfigurationError(
                 f"export: {name} is frozen, and not as in {source}, as after FedExLoRA or with init_from: an adapter "
                 "alone would give other outputs; --merge DIR writes all weights"

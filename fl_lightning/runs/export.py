@@ -73,7 +73,7 @@ def export(
         example: inputs of ``forward`` for ``.pt2``: a tensor, a tuple of positional arguments or a dict of keyword
             arguments; by default the module's ``example_input_array``, or the first element of a validation batch.
         overwrite: whether to replace an existing file or folder.
-        form: what to write.
+        form: whether to write the model, its adapter alone, or the model with its adapters added to its weights.
 
     Raises:
         ConfigurationError: ``out`` has another suffix or exists, ``checkpoint`` is not from a federated run, or the
@@ -123,7 +123,8 @@ def _write_folder(
 ) -> None:
     """Write the adapter of a module, or the module with its adapters merged, as a folder that is whole or not there."""
     module.configure_model()
-    base = {name: value.clone() for name, value in nn.Module.state_dict(module).items()}
+    state = nn.Module.state_dict(module)
+    base = {name: value.clone() for name, value in state.items() if isinstance(value, Tensor)}
     module = _load_values(module, plain, config).eval()
     settings = (config.get("data") or {}).get("init_args") or {}
     with whole_folder(out) as part:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lib.resumed import assert_same
 from lib.toy import trainer
-from lib.words import tokenizer_folder
+from lib.words import BERT, LLAMA, tokenizer_folder
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -26,15 +26,6 @@ pytest.importorskip("peft")
 SIZE = {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 12, "vocab_size": 9}
 TINY = {**SIZE, "bos_token_id": 0, "eos_token_id": 0}
 STILL = {**TINY, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}  # no dropout
-LLAMA = {
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 9,
-}
-BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
 
 
 def model(settings: dict[str, Any] = STILL, **arguments: Any) -> CausalLM:

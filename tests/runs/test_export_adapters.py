@@ -10,7 +10,7 @@ import timm
 import torch
 from lib.command import fit, refused, run
 from lib.toy import trainer
-from lib.words import tokenizer_folder
+from lib.words import BERT, LLAMA, tokenizer_folder
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -21,20 +21,11 @@ from fl_lightning.models import CausalLM, ImageClassifier, TextTransformer, Timm
 transformers: Any = pytest.importorskip("transformers")
 peft: Any = pytest.importorskip("peft")
 
-LLAMA = {
-    "hidden_size": 8,
-    "intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 9,
-}
 FAMILIES = {
     "gpt2": {"n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 12, "vocab_size": 9},
     "llama": LLAMA,
     "qwen2": LLAMA,
 }
-BERT = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
 TOKENS = torch.randint(1, 9, (8, 6), generator=torch.Generator().manual_seed(1))
 
 
@@ -106,7 +97,7 @@ def test_timm_loads_the_merged_network(tmp_path: Path) -> None:
     export(checkpoint, tmp_path / "merged", make(), form="merged")
     theirs = timm.create_model(f"local-dir:{tmp_path / 'merged'}", pretrained=True).eval()
     torch.testing.assert_close(theirs(images), ours(images))
-    with pytest.raises(ConfigurationError, match=r"frozen weights are of no pretrained model.*--merge DIR"):
+    with pytest.raises(ConfigurationError, match=r"is frozen, and of no pretrained model.*--merge DIR"):
         export(checkpoint, tmp_path / "adapter", make(), form="adapter")
     assert not (tmp_path / "adapter").exists()
 
@@ -124,6 +115,21 @@ def test_an_adapter_alone_would_be_wrong(tmp_path: Path) -> None:
     export(checkpoint, tmp_path / "merged", make(), form="merged")
     merged = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     torch.testing.assert_close(merged(TOKENS).logits, ours(TOKENS))
+
+
+def test_frozen_weights_drawn_at_random_have_no_base(tmp_path: Path) -> None:
+    """Though the network's config has the name of a model, and the module is made with the same weights again."""
+    source = base(tmp_path / "base", "gpt2", FAMILIES["gpt2"])
+
+    def make() -> CausalLM:
+        torch.manual_seed(0)
+        module = CausalLM("gpt2", FAMILIES["gpt2"], weights=False, adapt="lora", rank=2)
+        module.network.name_or_path = source
+        return module
+
+    checkpoint, _ = trained(tmp_path, make, TOKENS)
+    with pytest.raises(ConfigurationError, match=r"is frozen, and of no pretrained model"):
+        export(checkpoint, tmp_path / "adapter", make(), form="adapter")
 
 
 def test_modules_without_adapters_have_none_to_write(tmp_path: Path) -> None:

@@ -22,12 +22,12 @@ class AveragedMoments(FederatedCallback):
 
     Client k starts from the server's moments m (M, P) and number of steps t, and sends those of its optimizer after its
     last step; the server averages both with the clients' weights in the round: m = Σ p_k m_k, t = Σ p_k t_k. With SGD,
-    the one moment is the momentum (MFL, Liu et al., 2020, Algorithm 1); with Adam and AdamW, the two are the means of
+    the one moment is the momentum (MFL, Liu et al., 2020); with Adam and AdamW, the two are the means of
     the gradient and of its square. One client alone trains as an optimizer that never stops. Without momentum, SGD has
     no moments, and trains as without the rule. Parameters that stay with a client start anew.
 
-    With M moments, clients send and receive 1 + M times as much. FedAdamW (Liu et al., 2025) averages the second moment
-    alone, one number for each block of parameters.
+    With M moments, clients send and receive 1 + M times as much. FedAdamW (Liu et al., 2025) is another rule: it averages
+    the second moment alone, one number for each block of parameters, and pulls clients to the last global update.
 
     Raises:
         ConfigurationError: when a client begins, an optimizer of it is none of torch's three, or has ``amsgrad``.

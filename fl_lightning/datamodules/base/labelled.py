@@ -161,11 +161,20 @@ class LabelledData(FederatedDataModule):
         return targets
 
     def clients(self, train: bool) -> Sequence[str] | None:
-        """Return the (n,) name of the client of each training or test example; None if the data name no clients."""
-        return None
+        """Return the (n,) name of the client of each training or test example; None if the data name no clients.
+
+        By default, the clients of the training set are the values of the partition's column, if it names one.
+        """
+        column = self.partition.column
+        return list(map(str, self.column(column).tolist())) if train and column is not None else None
 
     def client_order(self) -> Sequence[str] | None:
-        """Return the names of the clients with which the data come, by number; in sorted order by default."""
+        """Return the names of the clients with which the data come, by number; in sorted order by default.
+
+        Numbers in the partition's column are in the order of numbers: 2 before 10.
+        """
+        if self.partition.column is not None:
+            return list(map(str, np.unique(self.column(self.partition.column)).tolist()))
         names = self.clients(True)
         return None if names is None else sorted(set(names))
 

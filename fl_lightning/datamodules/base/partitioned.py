@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from numpy.typing import NDArray
@@ -165,20 +164,6 @@ class PartitionedData(LabelledData):
                 "each training example"
             )
         return self.read_classes(self._training_set[0])
-
-    @override
-    def clients(self, train: bool) -> Sequence[str] | None:
-        column = self.partition.column
-        if not train or column is None:
-            return None
-        return [str(value) for value in self.column(column).tolist()]
-
-    @override
-    def client_order(self) -> Sequence[str] | None:
-        column = self.partition.column
-        if column is None:
-            return None
-        return [str(value) for value in np.unique(self.column(column)).tolist()]
 
     @override
     def domains(self, train: bool) -> Sequence[str] | None:

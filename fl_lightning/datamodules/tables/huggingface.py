@@ -227,15 +227,7 @@ class HuggingFace(ColumnData):
 
     @override
     def clients(self, train: bool) -> Sequence[str] | None:
-        if not train:
-            return self._test_owners
-        column = self.partition.column
-        return None if column is None else [str(value) for value in self.column(column).tolist()]
-
-    @override
-    def client_order(self) -> Sequence[str] | None:
-        column = self.partition.column
-        return None if column is None else [str(value) for value in np.unique(self.column(column)).tolist()]
+        return super().clients(train) if train else self._test_owners
 
     @cached_property
     def _test_owners(self) -> Sequence[Any] | None:

@@ -125,7 +125,7 @@ def shortened(tokenizer: Tokenizer, numbers: list[int], labels: list[int]) -> li
     pieces = [Example(numbers[:size], labels[:size])]
     if tokenizer.long_texts == "chunk":
         pieces = list(map(Example, in_chunks(numbers, size), in_chunks(labels, size)))
-    return [piece for piece in pieces if any(label != NOTHING for label in (piece.labels or [])[1:])]
+    return [piece for piece in pieces if set((piece.labels or [])[1:]) - {NOTHING}]
 
 
 def in_chunks(numbers: list[int], size: int) -> list[list[int]]:

@@ -43,7 +43,7 @@ def tokenized(
 
     Args:
         splits: data sets by the names of their splits; a split that stands under two names is read once.
-        tokenizer: how texts become tokens.
+        tokenizer: the tokenizer, with the settings by which it cuts texts.
         columns: names of the columns of prompts and of responses, which are two columns of texts; of the column of
             chats; or of the column of texts and, optionally, of that of the classes and of others. By default the only
             column of texts or chats and, beside texts, ``label`` if there is such a column.
