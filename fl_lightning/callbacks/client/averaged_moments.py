@@ -26,8 +26,9 @@ class AveragedMoments(FederatedCallback):
     the gradient and of its square. One client alone trains as an optimizer that never stops. Without momentum, SGD has
     no moments, and trains as without the rule. Parameters that stay with a client start anew.
 
-    With M moments, clients send and receive 1 + M times as much. FedAdamW (Liu et al., 2025) is another rule: it averages
-    the second moment alone, one number for each block of parameters, and pulls clients to the last global update.
+    With M moments, clients send and receive 1 + M times as much. FedAdamW (Liu et al., 2025) is another rule: the
+    server averages the second moment alone, one number for each block of parameters, and clients are pulled to the last
+    global update.
 
     Raises:
         ConfigurationError: when a client begins, an optimizer of it is none of torch's three, or has ``amsgrad``.
