@@ -70,6 +70,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers run it, _homes 
     from fl_lightning.runs.loggers.round_values import is_due as is_due
     from fl_lightning.runs.loggers.round_values import log_each as log_each
     from fl_lightning.runs.loggers.round_values import log_figure as log_figure
+    from fl_lightning.runs.loggers.round_values import log_table as log_table
     from fl_lightning.runs.loggers.round_values import save_arrays as save_arrays
 
     # samplers: which clients take part in a round

@@ -133,7 +133,7 @@ NO_USERS_BUSINESS = {
     # an argument that came after a release
     "fl_lightning.later": {"later"},
     # a monitor that stamps images as a corruption of the data does
-    "fl_lightning.datamodules": {"Backdoor"},
+    "fl_lightning.datamodules": {"Backdoor", "HuggingFace"},
     # second derivatives of a module's loss need its tensors in the order in which they lie in memory; layers have names
     "fl_lightning.engine.module.logged": {"in_use", "spare_metrics"},
     "fl_lightning.engine.module.params": {"join", "layers", "memory_order"},
@@ -145,7 +145,8 @@ NO_USERS_BUSINESS = {
     "fl_lightning.files": {"whole"},
     "fl_lightning.runs.critical_round": {"critical_round"},
     "fl_lightning.runs.pictures": {"BOX", "draw_boxes", "draw_cosines", "draw_surfaces"},
-    "fl_lightning.models": {"Detector"},  # public, and what DetectionMonitor is for
+    "fl_lightning.models": {"CausalLM", "Detector"},  # public, and what monitors are for
+    "fl_lightning.datamodules.files.pretrained": {"read_pretrained"},
     # what peft and transformers have put into a network
     "fl_lightning.engine.hosting.adapted": {"adapted_layers", "known_class"},
     "fl_lightning.models.adapters": {"transposed_linear"},

@@ -112,6 +112,7 @@ from fl_lightning.callbacks.monitors.clients import ClientMonitor as ClientMonit
 from fl_lightning.callbacks.monitors.coherence import CoherenceMonitor as CoherenceMonitor
 from fl_lightning.callbacks.monitors.conflict import ConflictMonitor as ConflictMonitor
 from fl_lightning.callbacks.monitors.detections import DetectionMonitor as DetectionMonitor
+from fl_lightning.callbacks.monitors.generation import GenerationMonitor as GenerationMonitor
 from fl_lightning.callbacks.monitors.hessian import HessianMonitor as HessianMonitor
 from fl_lightning.callbacks.monitors.imbalance import ImbalanceMonitor as ImbalanceMonitor
 from fl_lightning.callbacks.monitors.surface import LossSurface as LossSurface

@@ -34,7 +34,8 @@ class CausalLM(LightningModule):
     each place, and -100 where the token is not to be predicted. The second of a pair may also be a class (B,), which
     is left out. Dicts hold ``input_ids`` (B, T) and, optionally, ``attention_mask`` (B, T), 0 where there is no token,
     and ``labels``, as transformers' collators give them; other entries are left out. The loss is the mean over all
-    predicted tokens of the batch, and ``test/…`` the same as ``val/…``.
+    predicted tokens of the batch, or of all batches whose gradients add up by ``accumulate_grad_batches``, and
+    ``test/…`` the same as ``val/…``.
 
     ``training_step`` returns the loss alone: rules that use the classes or features of examples (FedLC, FedRS, FedNTD,
     FedSOL, FocalLoss, FedRoD, FedProto, MOON, FedDecorr) do not apply.
@@ -70,6 +71,7 @@ class CausalLM(LightningModule):
 
     lower_is_better = ("val/loss", "val/perplexity", "test/loss", "test/perplexity")
     higher_is_better = ("val/top1", "test/top1")
+    mean_over = "tokens"
 
     @later(frozen_dtype="float32", checkpointing=False, pad=None)
     @later(alpha=None, dropout=0.0, rslora=False, dora=False, modules_to_save=())
@@ -119,13 +121,20 @@ class CausalLM(LightningModule):
 
     def predict_next(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return logits (B, T - 1, V) of the second to last tokens of a batch, and their labels (B, T - 1)."""
+        tokens, labels = self.tokens_and_labels(batch)
+        return self(tokens)[:, :-1], labels[:, 1:]
+
+    def tokens_and_labels(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return the tokens (B, T) of a batch, each text from its first place on, and their labels (B, T).
+
+        Both are -100 after the end of a text; the labels are -100, too, where a token is not to be predicted.
+        """
         tokens, mask, labels = parts_of(batch)
         tokens = self._marked(tokens, mask, labels)
         if labels is not None:
             check_targets(self.network, tokens, labels)
         tokens, labels = to_front(tokens, tokens if labels is None else labels)
-        labels = labels.masked_fill(tokens == NOTHING, NOTHING)
-        return self(tokens)[:, :-1], labels[:, 1:]
+        return tokens, labels.masked_fill(tokens == NOTHING, NOTHING)
 
     def _marked(self, tokens: Tensor, mask: Tensor | None, labels: Tensor | None) -> Tensor:
         """Return tokens (B, T) with -100 where there is none: where the mask (B, T) is 0, if there is one."""
@@ -138,10 +147,11 @@ class CausalLM(LightningModule):
         return tokens.masked_fill(mask == 0, NOTHING)
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Return the mean cross-entropy of a batch's predicted tokens as ``loss``; 0 if no token is predicted."""
+        """Return the mean cross-entropy of a batch's predicted tokens, 0 if there is none, and how many they are."""
         logits, labels = self.predict_next(batch)
         total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=NOTHING, reduction="sum")
-        return {"loss": total / (labels != NOTHING).sum().clamp(min=1)}
+        count = (labels != NOTHING).sum()
+        return {"loss": total / count.clamp(min=1), "tokens": count}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Add a batch to the ``val/…`` metrics."""
@@ -158,6 +168,37 @@ class CausalLM(LightningModule):
         last = (tokens != NOTHING).sum(1).clamp(min=1) - 1
         logits = self(tokens)[torch.arange(len(tokens), device=tokens.device), last]
         return logits.softmax(1)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def generate(self, prompt: Sequence[int], tokens: int, end: int | None = None) -> tuple[list[int], bool]:
+        """Write tokens after a prompt, the most likely one at each place, by transformers' ``generate``.
+
+        The network's own settings of generation hold, but for sampling. The module must be in evaluation mode.
+
+        Args:
+            prompt: the prompt's tokens, at least one.
+            tokens: largest number of tokens to write; fewer where the network has no more positions.
+            end: token after which nothing more is written, beside those that the network's settings name.
+
+        Returns:
+            The tokens, without an end; and whether the network wrote one.
+        """
+        network: Any = self.network
+        positions = getattr(network.config, "max_position_embeddings", None)
+        most = tokens if positions is None else min(tokens, positions - len(prompt))
+        if most < 1:
+            return [], False
+        named = network.generation_config.eos_token_id
+        ends = {end, *(named if isinstance(named, list) else [named])} - {None}
+        settings = {"max_new_tokens": most, "do_sample": False, "use_cache": True, "pad_token_id": 0}
+        text = torch.tensor([prompt], device=self.device)
+        with silent(import_transformers()), computing(self.frozen_dtype, text):
+            written = network.generate(
+                text, attention_mask=torch.ones_like(text), eos_token_id=sorted(ends) or None, **settings
+            )
+        answer: list[int] = written[0, len(prompt) :].tolist()
+        ended = answer[-1] in ends
+        return answer[: len(answer) - ended], ended
 
     def _evaluate(self, batch: Any, stage: str) -> None:
         logits, labels = self.predict_next(batch)

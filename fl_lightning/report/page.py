@@ -17,7 +17,7 @@ from fl_lightning.report.compared.verdict import conflict, table, verdict
 from fl_lightning.report.content import arrays, charts, clients, resources, tables
 from fl_lightning.report.content.by_round import client_names
 from fl_lightning.report.drawing import on_page
-from fl_lightning.report.elements import Chart, Content, OtherAxis, Section, for_scripts
+from fl_lightning.report.elements import Chart, Content, OtherAxis, Section, Table, for_scripts
 from fl_lightning.report.templates import environment
 from fl_lightning.report.templates import render as render_template
 from fl_lightning.runs.catalogue import catalogue, corrected, is_item
@@ -34,6 +34,7 @@ SECTIONS = {
     "fedlaw": ("Learned aggregation", ("fedlaw",)),
     "curvature": ("Curvature", ("hessian",)),
     "personal": ("Examples that clients hold out", ("personal", "held_out", "own", "new", "new_tuned")),
+    "answers": ("Answers of the language model", ("generation",)),
     "participation": ("Participation", ("clients",)),
     "traffic": ("Communication", ("bytes",)),
     "other": ("Other measures", ()),
@@ -194,8 +195,7 @@ def _section_of_metrics(key: str, metrics: Sequence[str], methods: Sequence[Meth
     others = metrics[MOST_CURVES:]
     if others:
         notes.append(f"{len(others):,} more metrics are in metrics.csv alone, from {others[0]} on.")
-    tabulated = _filled(tables.adapters(methods)) if key == "conflict" else []
-    return Section(key, title, tables=tabulated, charts=_filled(*drawn), notes=notes)
+    return Section(key, title, tables=_tables(key, methods), charts=_filled(*drawn), notes=notes)
 
 
 def metrics_of_section(section: str, metrics: Iterable[str]) -> list[str]:
@@ -217,6 +217,13 @@ def metrics_of_section(section: str, metrics: Iterable[str]) -> list[str]:
     after_correction = {corrected(name) for name in chosen}
     alone = [name for name in chosen if name not in after_correction]
     return sorted(alone, key=lambda metric: order.get(metric, len(order)))
+
+
+def _tables(section: str, methods: Sequence[Method]) -> list[Table]:
+    """Make the tables of a section of metrics."""
+    if section == "conflict":
+        return _filled(tables.adapters(methods))
+    return _filled(tables.answers(methods)) if section == "answers" else []
 
 
 def _special_charts(section: str, methods: Sequence[Method], letters: int) -> list[Chart | None]:

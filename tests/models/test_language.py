@@ -388,6 +388,24 @@ def test_a_round_of_one_client_is_a_plain_loop(frozen: Any) -> None:
     assert len(orchestrator.params) == 128, "what travels"
 
 
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 7)])
+def test_batches_whose_gradients_add_up_count_by_their_tokens(sizes: tuple[int, int]) -> None:
+    """One text of six is short. All are one group, the second time a group that is not full: a step on their mean."""
+    size, together = sizes
+    tokens = texts()
+    module = model(optimizer=lambda params: torch.optim.SGD(params, lr=0.5))
+    plain: Any = copy.deepcopy(module.network)
+    start = copy.deepcopy(plain)
+    data = FederatedDataModule.from_loaders(TensorDataset(tokens), num_clients=1, batch_size=size)
+    trainer().fit(FederatedOrchestrator(module, accumulate_grad_batches=together), datamodule=data)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    plain(input_ids=tokens.clamp(min=0), labels=tokens).loss.backward()
+    optimizer.step()
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(module.network.get_parameter(name), parameter, rtol=0, atol=1e-6, msg=name)
+    assert not torch.equal(start.lm_head.weight, plain.lm_head.weight)
+
+
 @pytest.mark.parametrize("kind", [CausalLM, TextTransformer])
 @pytest.mark.parametrize("frozen", ["float32", "bfloat16"])
 def test_checkpointing_changes_no_bit(kind: Any, frozen: Any) -> None:

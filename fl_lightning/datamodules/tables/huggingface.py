@@ -122,6 +122,7 @@ class HuggingFace(ColumnData):
         sets = _read_sets(train, subset, test)
         own = [name for name in (client, domain) if name is not None]
         check_columns(sets["train"], [*(columns or ()), *own])
+        self.tokenizer = tokenizer
         self.domain, self.leave_out, self.test_share = domain, left_out_names(domain, leave_out), test_share
         if client and partition is not None:
             raise ConfigurationError(f"expected client or partition, got both, with client={client}: leave one out")

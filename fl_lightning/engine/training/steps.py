@@ -155,7 +155,13 @@ class Steps(ABC):
 
 
 class AutomaticSteps(Steps):
-    """Trains on batches with automatic optimization; the methods are in the order in which a batch meets them."""
+    """Trains on batches with automatic optimization; the methods are in the order in which a batch meets them.
+
+    Batches whose gradients add up count alike, as with the Trainer, unless the module's ``mean_over`` names the entry
+    of what ``training_step`` returns that says how many values the batch's loss is the mean of.
+    """
+
+    _values: Tensor | float = 0.0  # number of the values of the batches so far whose gradients add up
 
     @override
     def take(self, run: LocalRun, batch: Any, index: int, stepping: bool) -> Any:
@@ -210,19 +216,39 @@ class AutomaticSteps(Steps):
 
     def _evaluate(self, run: LocalRun, batch: Any, index: int) -> tuple[Any, Tensor | None]:
         """Compute the outputs and the loss of a batch, and the loss's gradient."""
-        accumulate = self.settings.accumulate
         outputs = self.forward(batch, index)
         loss = None if outputs is None else self.loss_of(outputs)
         if loss is not None and self.loss_hooks:
             with run.in_loss():
                 for hook in self.loss_hooks:
                     loss = hook(run, batch, outputs, loss)
-        if index % accumulate == 0:
+        if index % self.settings.accumulate == 0:
             self._zero_grad(run, index)
+            self._values = 0.0
         if loss is not None:
-            self.backward(loss / accumulate if accumulate > 1 else loss)
+            self.backward(self._share_of(outputs, loss))
             run.has_gradient = True
         return outputs, loss
+
+    def _share_of(self, outputs: Any, loss: Tensor) -> Tensor:
+        """Return a batch's part of the loss of all batches whose gradients add up; shrink the gradient so far to it."""
+        accumulate = self.settings.accumulate
+        entry = getattr(self.module, "mean_over", None)
+        if accumulate == 1 or not isinstance(entry, str):
+            return loss / accumulate if accumulate > 1 else loss
+        if not isinstance(outputs, dict) or entry not in outputs:
+            name = type(self.module).__name__
+            raise ConfigurationError(
+                f"{name}.mean_over names {entry!r}, but training_step returns no such entry: let it return a dict with "
+                f"loss and {entry}, the number of values that the loss is the mean of"
+            )
+        values = torch.as_tensor(outputs[entry], device=loss.device)
+        before, self._values = self._values, self._values + values
+        total = torch.clamp(self._values, min=1)
+        for parameter in self.flat.parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(before / total)
+        return loss * (values / total)
 
     def _zero_grad(self, run: LocalRun, index: int) -> None:
         optimizer = run.optimizers[0]

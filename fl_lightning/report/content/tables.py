@@ -20,6 +20,7 @@ from fl_lightning.report.numbers import PER_CENT, fixed, plus_minus, written
 from fl_lightning.report.statistics import interval, label
 from fl_lightning.runs.catalogue import about
 from fl_lightning.runs.config.settings import CLASS, RULES
+from fl_lightning.runs.reader import load
 
 # Settings that are shown even if all methods share the value.
 MAIN = {
@@ -323,3 +324,20 @@ def _change(before: float, after: float) -> str:
         return "–"
     shares = [before] if np.isnan(after) else [before, after]
     return f"{' → '.join(fixed(100 * share, 0) for share in shares)}{PER_CENT}"
+
+
+def answers(methods: Sequence[Method]) -> Table | None:
+    """Tabulate what language models answer: of each method's first run, the answers of the first and the last round.
+
+    Returns:
+        A row for each prompt and round; None if no run has :class:`GenerationMonitor`.
+    """
+    rows = []
+    for method in methods:
+        files = method.runs[0].arrays("generated")
+        for round in sorted({*list(files)[:1], *list(files)[-1:]}):
+            arrays = load(files[round], "prompts", "responses", "answers")
+            for cells in zip(*arrays.values(), strict=True):
+                rows.append([method.name, str(round), *map(str, cells)])
+    caption = "What the global model answers to validation prompts"
+    return Table(["method", "round", "prompt", "response", "answer"], rows, caption, words=True) if rows else None

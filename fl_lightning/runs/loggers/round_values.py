@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -67,28 +67,72 @@ def log_figure(orchestrator: Server, name: str, draw: Callable[[], Figure], roun
         draw: function that returns a new figure, made without pyplot, which would keep the figure in memory.
         round: round that the figure belongs to; 0 for a figure from before the first round.
     """
-    shows = WandbLogger | TensorBoardLogger | MLFlowLogger
-    loggers = [logger for logger in orchestrator.trainer.loggers if isinstance(logger, shows)]
+    loggers = _that_show(orchestrator)
     if not loggers:
         return
     figure = draw()
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            _show_in_wandb(logger, name, figure, round)
+            _show_in_wandb(logger, name, round, "Image", "picture.png", figure.savefig)
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_figure(str(logger.run_id), figure, f"{name}_{round}.png")
         else:
             logger.experiment.add_figure(name, figure, round)
 
 
-def _show_in_wandb(logger: WandbLogger, name: str, figure: Figure, round: int) -> None:
-    """Log a figure to W&B as a PNG file.
+@rank_zero_only
+def log_table(orchestrator: Server, name: str, columns: Mapping[str, Sequence[Any]], round: int) -> None:
+    """Log a table of texts or numbers to every logger that shows text.
+
+    W&B and TensorBoard show the tables of a name by round. MLflow keeps each as the artifact ``name_<round>.html``.
+
+    Args:
+        orchestrator: the orchestrator, during a fit.
+        name: ``group/name`` of the table.
+        columns: the cells of each column, by the column's name.
+        round: round that the table belongs to.
+    """
+    loggers = _that_show(orchestrator)
+    if not loggers:
+        return
+    import pandas as pd  # here, because the import takes half a second
+
+    with pd.option_context("display.max_colwidth", None):
+        page = pd.DataFrame(columns).to_html(index=False)
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            _show_in_wandb(logger, name, round, "Html", "table.html", lambda file: Path(file).write_text(page, "utf-8"))
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_text(str(logger.run_id), page, f"{name}_{round}.html")
+        else:
+            logger.experiment.add_text(name, page, round)
+
+
+def _that_show(orchestrator: Server) -> list[Any]:
+    """Return the loggers that show more than numbers."""
+    shows = WandbLogger | TensorBoardLogger | MLFlowLogger
+    return [logger for logger in orchestrator.trainer.loggers if isinstance(logger, shows)]
+
+
+def _show_in_wandb(
+    logger: WandbLogger, name: str, round: int, kind: str, file: str, write: Callable[[str], Any]
+) -> None:
+    """Log a file to W&B.
 
     W&B's own temporary folder is shared by all processes of a sweep, and the first process to end removes the folder.
+
+    Args:
+        logger: the logger.
+        name: ``group/name`` of what is shown.
+        round: round that it belongs to.
+        kind: name of W&B's class that shows such a file.
+        file: name of the file.
+        write: function that writes the file, given its path.
     """
     import wandb  # here, because the import is slow, and few runs need it
 
     with TemporaryDirectory() as folder:
-        figure.savefig(file := str(Path(folder, "picture.png")))
-        row: dict[str, Any] = {name: wandb.Image(file), "round": float(round)}
+        write(path := str(Path(folder, file)))
+        settings = {"inject": False} if kind == "Html" else {}  # else W&B writes it once more, into its own folder
+        row: dict[str, Any] = {name: getattr(wandb, kind)(path, **settings), "round": float(round)}
         logger.log_metrics(row, step=round)

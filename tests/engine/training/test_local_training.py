@@ -132,6 +132,10 @@ class Detached(Net):
         return {"loss": self.loss(batch).detach()}
 
 
+class Uncounted(Net):
+    mean_over = "pixels"
+
+
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
@@ -142,8 +146,9 @@ class Detached(Net):
         (lambda: Net().half(), {}, r"Net must have .* float32 or float64, got \['torch.float16'\]"),
         (Manual, CLIP, "Manual"),
         (Manual, {"accumulate_grad_batches": 2}, "Manual"),
+        (Uncounted, {"accumulate_grad_batches": 2}, "Uncounted.mean_over names 'pixels', but training_step returns no"),
     ],
-    ids=["plateau", "none", "two", "detached", "half", "manual clipping", "manual accumulation"],
+    ids=["plateau", "none", "two", "detached", "half", "manual clipping", "manual accumulation", "uncounted"],
 )
 def test_refused_by_name(make: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

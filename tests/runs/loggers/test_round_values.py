@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from lib.command import rows
 from lib.toy import Quadratic, ToyData, trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lib.wandb_files import wandb_history
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator
 from fl_lightning.runs.folder.run_folder import RunFolder
-from fl_lightning.runs.loggers.round_values import is_due, log_each, log_figure, save_arrays
+from fl_lightning.runs.loggers.round_values import is_due, log_each, log_figure, log_table, save_arrays
 
 
 class Recorder(FederatedCallback):
@@ -27,6 +28,7 @@ class Recorder(FederatedCallback):
     def on_round_end(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
         log_each(orchestrator, "clients/steps", cohort.clients, cohort.num_steps)
         log_figure(orchestrator, "some/picture", self.draw, cohort.round)
+        log_table(orchestrator, "some/table", {"text": ["a < b", "ö"], "steps": [1, cohort.round]}, cohort.round)
         if is_due(orchestrator, self.every):
             self.due.append(cohort.round)
             save_arrays(orchestrator, f"steps_{cohort.round}", clients=cohort.clients, steps=cohort.num_steps)
@@ -72,3 +74,27 @@ def test_pictures_and_values_of_clients_in_tensorboard(tmp_path: Path) -> None:
         events = EventAccumulator(board.log_dir).Reload()
         assert [image.step for image in events.Images("some/picture")] == [1, 2]
         assert [(scalar.step, scalar.value) for scalar in events.Scalars("clients/steps/1")] == [(1, 3), (2, 3)]
+
+
+def test_tables_are_shown_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B, TensorBoard and MLflow have the table of each round; letters are no markup."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    wandb = WandbLogger(save_dir=tmp_path, name="w")
+    board = TensorBoardLogger(tmp_path, "board")
+    kept = MLFlowLogger("e", tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", artifact_location=str(tmp_path / "kept"))
+    fit(Recorder(), tmp_path, logger=[wandb, board, kept])
+    wandb.experiment.finish()
+    events = EventAccumulator(board.log_dir).Reload().Tensors("some/table/text_summary")
+    assert [event.step for event in events] == [1, 2]
+    pages = [event.tensor_proto.string_val[0].decode() for event in events]
+    pages += [page.read_text("utf-8") for page in sorted((tmp_path / "kept").rglob("table_?.html"))]
+    (file,) = tmp_path.rglob("run-*.wandb")
+    pages += [
+        (file.parent / "files" / row["some/table.path"]).read_text("utf-8")
+        for row in wandb_history(file)
+        if "some/table.path" in row
+    ]
+    assert len(pages) == 6
+    for number, page in enumerate(pages):
+        for cell in ("a &lt; b", "ö", number % 2 + 1):
+            assert f"<td>{cell}</td>" in page
