@@ -19,7 +19,7 @@ from fl_lightning.engine.federation.clients import TRANSFER_HOOKS
 from fl_lightning.engine.training.local_training import HOOKS
 
 # The packages whose functions, and whose layers, exactly these, treat each example of a batch alone. BatchNorm does
-# not; a layer that writes other statistics of a batch to its buffers fails, since vmap computes the gradients.
+# not; a layer that writes other statistics of a batch to its buffers fails, since torch.func computes the gradients.
 CODE = frozenset({"fl_lightning", "lightning", "torch"})
 LAYERS = CODE | {"torchmetrics", "timm", "transformers", "peft"}
 DATA_SETS = (TensorDataset, LazyImages)  # exactly these: an example is what lies at its index, and nothing else

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -20,6 +21,7 @@ from fl_lightning.callbacks.privacy.private_rule import CLIENT_HOOKS, SERVER_HOO
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import takes_index
 from fl_lightning.later import later
+from fl_lightning.seeding import global_states, set_global_states
 
 
 class _Step(nn.Module):
@@ -55,7 +57,8 @@ class ExampleDP(NoisyClients):
     shuffled batches, where an epoch has each example once, and leaves out what sampled batches would save. An epoch
     counts as often as its batch with most evaluations, and a client that is left out of a round counts, too. Training
     losses are not covered: the optimizer gets nan in their place, and a rule that reads them is refused, but not a
-    module of your own. Gradients take memory for B × P numbers, and the clients train one by one.
+    module of your own. Gradients take memory for B × P numbers, and the clients train one by one; so do the examples of
+    a batch, which a line says, where vmap does not take the module: one whose steps depend on values.
 
     An example's gradient must depend on that example alone, and an example come once in the federation. So it is with
     the package's own data modules and LightningModules, exactly these, and layers of PyTorch, timm, transformers and
@@ -112,6 +115,7 @@ class ExampleDP(NoisyClients):
                 "client_batches, so ε would be false: leave the batches to the base class"
             )
         super().check(orchestrator, rules)
+        self._one_by_one = False
         check_by_example(orchestrator, self.by_example)
 
     @override
@@ -128,7 +132,7 @@ class ExampleDP(NoisyClients):
             alone = apply_to_collection(self._batch, Tensor, lambda _: next(parts)[None])  # a batch of one
             return functional_call(step, named, (alone,))  # type: ignore[no-any-return]  # of _Step
 
-        self._gradients = vmap(grad(loss), in_dims=(None, 0), randomness="different")
+        self._of_one = grad(loss)
         self._draw = orchestrator.generator("example dp", run.round, run.client)
         self._most: dict[int, int] = {}  # by local epoch, the sums of the batch with most
         optimizer = run.optimizers[0]
@@ -162,7 +166,31 @@ class ExampleDP(NoisyClients):
             tensors: list[Tensor] = []
             apply_to_collection(self._batch, Tensor, tensors.append)
             with run.at(run.params), run.module.trainer.precision_plugin.train_step_context():
-                gradients = self._gradients(run.params.clone(), tensors)
+                gradients = self._gradients(run, tensors)
             return self.add_noise(self.factors(gradients) @ gradients, self._draw) / len(gradients)
 
         return following(run, closure, noisy_gradient)
+
+    def _gradients(self, run: LocalRun, tensors: list[Tensor]) -> Tensor:
+        """Compute the gradients (B, P) of a batch's examples: at once, or one by one where the module needs to.
+
+        A module needs to whose steps depend on values, as attention does that asks whether a mask hides anything.
+        """
+        params = run.params.clone()
+        if not self._one_by_one:
+            drawn = global_states(params.device)
+            try:
+                at_once: Tensor = vmap(self._of_one, in_dims=(None, 0), randomness="different")(params, tensors)
+                return at_once
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # of vmap, or of the module: then it comes again
+                set_global_states(drawn, params.device)
+        gradients = torch.stack([self._of_one(params, list(example)) for example in zip(*tensors, strict=True)])
+        if not self._one_by_one:
+            self._one_by_one = True
+            rank_zero_warn(
+                f"ExampleDP: {type(run.module).__name__} cannot take the examples of a batch at once, so it takes one "
+                "by one, which is slower"
+            )
+        return gradients

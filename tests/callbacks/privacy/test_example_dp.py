@@ -2,12 +2,15 @@
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lib.resumed import assert_same
 from lib.rules import TinyClassifier, TinyData
 from lib.toy import trainer
+from lib.words import BERT, LLAMA
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
@@ -37,7 +40,13 @@ from fl_lightning.callbacks import (
     Scaffold,
 )
 from fl_lightning.callbacks.privacy.accountant import Accountant
+from fl_lightning.engine.module.failures import RuleError
+from fl_lightning.models import ImageClassifier, TextTransformer
+from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
+STILL_BERT = {**BERT, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+GPT2 = {"n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 12, "vocab_size": 9}
+GPT2 |= {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
 NONE = {"clip": 1e9, "noise_multiplier": 1e-30}
 VOUCHED = [
     *(
@@ -353,3 +362,104 @@ def test_batch_normalisation() -> None:
     """It mixes examples even where it stays with the clients."""
     with pytest.raises(ConfigurationError, match=r"net\.0 is BatchNorm, which mixes the examples of a batch"):
         fit(TinyClassifier(), ExampleDP(), FedBN())
+
+
+class Looks(Net):
+    """Looks at values, which vmap does not let it, after it has drawn."""
+
+    def training_step(self, batch: list[Tensor]) -> dict[str, Tensor]:
+        images = nn.functional.dropout(batch[0], self.dropout)
+        return super().training_step([images if bool((images != 0).any()) else images + 1, batch[1]])
+
+    dropout = 0.0
+
+
+class Notes(Looks):
+    """Keeps what it has seen in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros((), dtype=torch.float64))
+
+    def training_step(self, batch: list[Tensor]) -> dict[str, Tensor]:
+        self.largest.fill_(float(batch[0].max()))
+        return super().training_step(batch)
+
+
+SEES_VALUES = partial(ExampleDP, by_example=[*VOUCHED, "Looks", "Notes"])
+
+
+def test_examples_one_by_one_where_a_module_looks_at_values(recwarn: pytest.WarningsRecorder) -> None:
+    """The gradients, the noise and the step are those of the module that does not look; a line says it once."""
+    at_once, looked = fit(Net(), Vouched())[0], fit(Looks(), SEES_VALUES())[0]
+    assert float((at_once - looked).abs().max()) < 1e-12
+    said = [str(warning.message) for warning in recwarn if "one by one" in str(warning.message)]
+    assert said == [
+        "ExampleDP: Looks cannot take the examples of a batch at once, so it takes one by one, which is slower"
+    ]
+
+
+def test_a_buffer_gets_no_noise() -> None:
+    """Torch itself refuses to differentiate by what writes to a buffer."""
+    with pytest.raises(RuleError, match=r"in-place operation .* that would mutate a captured Tensor"):
+        fit(Notes(), SEES_VALUES())
+
+
+def test_a_stop_changes_no_bit_of_examples_one_by_one(tmp_path: Path) -> None:
+    """With dropout before the step that vmap refuses: the attempt, after the stop in another round, draws nothing."""
+
+    class Drops(Looks):
+        dropout = 0.5
+
+    def train(folder: str, rounds: int, resume: Path | None = None) -> Path:
+        rule = ExampleDP(by_example=[*VOUCHED, "Drops"])
+        settings: dict[str, Any] = {"default_root_dir": tmp_path / folder, "enable_checkpointing": True}
+        run = trainer(rule, LastCheckpoint(), rounds=rounds, **settings)
+        run.fit(FederatedOrchestrator(Drops()), datamodule=TinyData(batch_size=4), ckpt_path=resume)
+        return tmp_path / folder / "checkpoints" / "last.ckpt"
+
+    whole, half = train("whole", 3), train("stopped", 1)
+    assert_same(whole, train("stopped", 3, resume=half))
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("bert", STILL_BERT), ("llama", LLAMA), ("gpt2", GPT2)])
+def test_attention_masks(kind: str, settings: dict[str, Any]) -> None:
+    """A classifier of padded texts, and a module of one's own on dicts: without clip and noise, FedAvg's."""
+    transformers: Any = pytest.importorskip("transformers")
+    tokens = torch.randint(1, 9, (6, 10), generator=torch.Generator().manual_seed(0))
+    tokens[1, 4:] = -100
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+
+    def ends(make: Any, examples: Any, *rules: Any, **settings: Any) -> Tensor:
+        torch.manual_seed(0)
+        orchestrator = FederatedOrchestrator(make())
+        data = FederatedDataModule.from_loaders(examples, num_clients=1, batch_size=3, **settings)
+        trainer(*rules).fit(orchestrator, datamodule=data)
+        return orchestrator.params.clone()
+
+    def shipped() -> Any:
+        optimizer = partial(torch.optim.SGD, lr=0.1)
+        return ImageClassifier(TextTransformer(kind, 3, settings, weights=False), 3, optimizer=optimizer)
+
+    class Own(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            config = transformers.AutoConfig.for_model(kind, **settings, num_labels=3, pad_token_id=0)
+            self.net = transformers.AutoModelForSequenceClassification.from_config(config)
+            self.net.eval()
+
+        def training_step(self, batch: dict[str, Tensor]) -> Any:
+            return self.net(**batch).loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    rows = [
+        {"input_ids": text.clamp(min=0), "attention_mask": (text >= 0).long(), "labels": label}
+        for text, label in zip(tokens, labels, strict=True)
+    ]
+    for make, examples in ((shipped, TensorDataset(tokens, labels)), (Own, rows)):
+        rule = ExampleDP(**NONE, by_example=["Own", "list"])
+        plain, other = ends(make, examples), ends(make, examples, rule)
+        assert float((plain - other).abs().max()) < 1e-6
+        assert float((plain - ends(make, examples, ExampleDP(by_example=["Own", "list"]))).abs().max()) > 1e-3
