@@ -33,10 +33,15 @@ from lib.rules import CLIENT_RULES, SERVER_RULES, Make, personal_rules
 from lib.toy import trainer
 
 
+OF_OTHER_MODULES = {"DetectionMonitor", "GenerationMonitor"}  # which measure detectors and language models alone
+
+
 def _monitors() -> dict[str, Make]:
-    """Every monitor with the arguments in its YAML, but in every round, and on little."""
+    """The monitors of any module with the arguments in their YAML, but in every round, and on little."""
     made: dict[str, Make] = {}
     for monitor in lists.callbacks("monitors"):
+        if monitor.__name__ in OF_OTHER_MODULES:
+            continue
         config = yaml.safe_load((lists.ROOT / "configs" / f"{lists.configs_of(monitor)[0]}.yaml").read_text())
         listed = config["trainer"].get("callbacks+") or config["trainer"]["callbacks"]
         arguments = next(each for each in listed if each["class_path"] == monitor.__name__).get("init_args", {})

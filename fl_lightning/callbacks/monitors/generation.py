@@ -85,7 +85,6 @@ class GenerationMonitor(Monitor):
         ),
     )
 
-    needs_one_machine = "reads the validation set at the server"
     streams = True
 
     def __init__(

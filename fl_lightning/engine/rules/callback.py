@@ -17,7 +17,7 @@ from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.states.disk import DiskState, check_name
 from fl_lightning.engine.states.sealed import SealedState
-from fl_lightning.engine.states.sent import MARK, SentState
+from fl_lightning.engine.states.sent import MARK, SentState, has_shape
 from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.errors import ConfigurationError
 
@@ -158,6 +158,9 @@ class FederatedCallback(Callback):
     def recall(self, name: str, start: Tensor) -> Tensor:
         """Return ``state[name]`` on the device and in the dtype of ``start``, or ``start`` if there is no such name.
 
+        Where clients train on other machines, what the server has sent must have the shape of ``start``; a size of 0
+        stands for any.
+
         A copy from host memory to a GPU goes through pinned memory, so that the host need not wait until the GPU has
         done its work so far. That path has not been tried on CUDA.
         """
@@ -165,7 +168,7 @@ class FederatedCallback(Callback):
             self._refuse_kept(name)
             return start
         value = self.state[name]
-        if value.shape != start.shape and isinstance(self._plain_state, SentState):
+        if isinstance(self._plain_state, SentState) and not has_shape(value, start.shape):
             raise ConfigurationError(
                 f"{type(self).__name__} expects {name} to be {tuple(start.shape)}, as what stands for it at first is, "
                 f"got {tuple(value.shape)} from the server"

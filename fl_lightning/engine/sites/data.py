@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.federation.clients import LOADERS, ClientData
 from fl_lightning.engine.federation.data import FederatedData
+from fl_lightning.engine.federation.raw import RawInputs
 from fl_lightning.engine.sites.facts import Facts
 from fl_lightning.errors import ConfigurationError
 
@@ -45,6 +46,7 @@ class _Placed(FederatedData):
     in_rows = False  # batches come from ``own``, by its numbers of clients
     by_example = False
     client_label = ClientData.client_label
+    size_of = ClientData.size_of
     num_new = 0
 
     # ``super().__init__()`` would set anew what ``own`` has set.
@@ -111,6 +113,10 @@ class _Placed(FederatedData):
     @override
     def held_out_batches(self, client: int) -> Iterable[Any]:
         return self._at(client, "held-out examples").held_out_batches(self._row(client))
+
+    @override
+    def raw_inputs(self, client: int) -> RawInputs | None:
+        return self._at(client, "inputs").raw_inputs(self._row(client))
 
     def _row(self, client: int) -> int:
         """Return the number that a client has in this machine's data module."""

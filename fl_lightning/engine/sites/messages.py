@@ -21,7 +21,7 @@ from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.round import Outgoing
 from fl_lightning.engine.rules.callback import CLIENT_HOOKS, SENT_HOOKS, federated, overrides
 from fl_lightning.engine.sites.events import Message
-from fl_lightning.engine.states.sent import MARK, is_sent
+from fl_lightning.engine.states.sent import MARK, has_shape, is_sent
 from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import LARGEST as LARGEST_FLOAT
 from fl_lightning.errors import SMALLEST, ConfigurationError, TrainingError
@@ -458,7 +458,7 @@ class Expected:
             expect(name in forms, "vectors that a rule names in its method sends", name)
         for name, form in forms.items():
             vector = vectors.get(name)
-            fits = vector is not None and vector.dtype == form.dtype and _has_shape(vector, form.shape)
+            fits = vector is not None and vector.dtype == form.dtype and has_shape(vector, form.shape)
             expect(fits, f"the vector {name} to be {form_of(form)}", form_of(vector))
             expect(vector is None or bool(vector.isfinite().all()), f"finite numbers in the vector {name}", "others")
 
@@ -491,11 +491,6 @@ def _are_factors(factors: Any, groups: Sequence[int]) -> bool:
         return sizes == groups and all(is_size(factor) and factor <= RATE for factor in chain(*factors))
     except TypeError:
         return False
-
-
-def _has_shape(vector: Tensor, shape: Sequence[int]) -> bool:
-    """Tell whether a vector has a shape in which a size of 0 stands for any."""
-    return vector.ndim == len(shape) and all(want in (0, size) for want, size in zip(shape, vector.shape, strict=True))
 
 
 def form_of(value: Tensor | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 from typing_extensions import override
@@ -16,6 +16,11 @@ MARK = "kept/"  # begins the name of a mark in a rule's state at the server: the
 def is_sent(name: str, broadcasts: Collection[str], client: int) -> bool:
     """Tell whether a tensor of a rule's state is sent to a client: it is a broadcast, or belongs to the client."""
     return name in broadcasts or name.endswith(f"/{client}")
+
+
+def has_shape(value: Tensor, shape: Sequence[int]) -> bool:
+    """Tell whether a tensor has a shape in which a size of 0 stands for any."""
+    return value.ndim == len(shape) and all(want in (0, size) for want, size in zip(shape, value.shape, strict=True))
 
 
 class SentState(UserDict[str, Tensor]):

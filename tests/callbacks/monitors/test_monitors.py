@@ -78,7 +78,7 @@ def plain() -> tuple[dict[str, Any], dict[str, float]]:
     return end()
 
 
-@pytest.mark.parametrize("name", sorted(MONITORS.keys() - {"DetectionMonitor", "GenerationMonitor"}))  # of own modules
+@pytest.mark.parametrize("name", sorted(MONITORS))
 def test_a_monitor_changes_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Model, buffers, modes, generators, optimizer, the rules' states and all that is logged without it, to the bit."""
     expected, before = plain()

@@ -1,5 +1,6 @@
 """Data modules that stand for another one: what is that one's own, what concerns all clients, and what is walled."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -171,10 +172,18 @@ def test_what_concerns_all_clients_is_not_that_of_the_own_data() -> None:
         assert placed.num_clients == 2
         assert placed.sizes.tolist() == [10, 11]
         assert placed.cohort(1) == [0, 1]
-        assert placed.client_num_samples(1) == 11
+        assert placed.client_num_samples(1) == placed.size_of(1) == 11
     server, site = stand_ins(own)
     assert [server.has_examples(0), site.has_examples(0), site.has_examples(1)] == [False, False, True]
     assert RemoteData(own, FACTS, ["anna", "berlin"]).client_label(1) == "1 (berlin)"
+
+
+def test_what_is_asked_of_a_client_is_answered_by_its_number_in_the_federation() -> None:
+    """The own data know the client by another number: each method that takes a client is defined for both."""
+    for name, method in inspect.getmembers(FederatedData, inspect.isfunction):
+        if not name.startswith("_") and "client" in inspect.signature(method).parameters:
+            for placed in stand_ins(levels(num_clients=1)):
+                assert placed._is_here(name), name
 
 
 def test_all_else_is_that_of_the_own_data() -> None:

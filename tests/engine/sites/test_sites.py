@@ -36,6 +36,7 @@ from fl_lightning.callbacks import (
     ALIE,
     IFCA,
     MOON,
+    AveragedMoments,
     Ditto,
     ExampleDP,
     FedACG,
@@ -65,6 +66,7 @@ from fl_lightning.engine.sites.facts import kind_of
 from fl_lightning.engine.sites.messages import pack_incoming, unpack_incoming
 from fl_lightning.engine.sites.sites import Sites
 from fl_lightning.models import ImageClassifier
+from fl_lightning.models.adapters import adapt_network
 
 CLIENTS, ROUNDS = 6, 3
 STATE_BYTES = "clients/state_bytes"  # of what a site keeps, the server has a number
@@ -92,6 +94,13 @@ def dropping(kind: type[ImageClassifier] = ImageClassifier) -> LightningModule:
     made: Any = tiny_images.client()
     network = nn.Sequential(*made.network[:6], nn.Dropout(0.5), made.network[6])
     return kind(network, 3, optimizer=lambda params: torch.optim.SGD(params, lr=0.05))
+
+
+def adapted() -> LightningModule:
+    """The tiny classifier with adapters that have dropout, which Adam trains."""
+    made: Any = tiny_images.client()
+    adapt_network(made.network, "6", adapt="lora", rank=1, dropout=0.5, targets=["4"])
+    return ImageClassifier(made.network, 3, optimizer=lambda params: torch.optim.Adam(params, lr=0.01))
 
 
 def fitted(
@@ -156,6 +165,7 @@ CHAINS: dict[str, tuple[Chain, dict[str, Any]]] = {
     "FedBuff": (lambda: [FedBuff()], {"data": {"participation": 2, "sampler": ArrivalSampler(busy=4, seed=2)}}),
     "states on disk": (lambda: [Scaffold(), Ditto(0.1)], {"client_states": "disk"}),
     "bf16-mixed": (lambda: [FedDyn(0.1)], {"precision": "bf16-mixed"}),
+    "adapters with dropout, moments": (lambda: [AveragedMoments()], {"module": adapted}),
     "manual optimization": (list, {"module": lambda: dropping(ByHand)}),
 }
 
