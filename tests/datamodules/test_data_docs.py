@@ -8,9 +8,10 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (DOCS / "how-to" / "own-data.md", DOCS / "reference" / "partitions.md")
-ARRAYS, OWN, _, _, SPIRALS, ORDINARY, TABLE, SERIES, HUGGING_FACE, FLOWER, NAMED, COUNTIES, TEXTS, WORLD = (
+ARRAYS, OWN, _, _, SPIRALS, ORDINARY, MASKS, TABLE, WARDS, SERIES, HUGGING_FACE, FLOWER, *CLASSES, WORLD = (
     text for page in PAGES for text in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 )
+NAMED, COUNTIES, TEXTS = CLASSES
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,13 @@ ARRAYS, OWN, _, _, SPIRALS, ORDINARY, TABLE, SERIES, HUGGING_FACE, FLOWER, NAMED
             "(len(Counties().held_out_batches(0)[0][0]), len(Counties().proxy_dataloader()))",
             (4, 2),
         ),
+        ([ORDINARY, MASKS], "(uneven.sizes.tolist(), skewed.sizes.sum().item())", ([10] * 4, 40)),
         ([TABLE], "(data.client_names, data.sizes.tolist())", (["bern", "oslo", "rome"], [1, 1, 2])),
+        (
+            [WARDS],
+            "datamodules.Table('wards.csv', client='hospital', target='outcome', test_share=0.3).sizes.tolist()",
+            [2, 3, 2],
+        ),
         ([SERIES], "(data.client_names, data.sizes.tolist())", (["bern", "oslo", "rome"], [136] * 3)),
         ([HUGGING_FACE], "(writers.client_names, writers.sizes.tolist())", (["al", "bo", "cy"], [10, 20, 10])),
         ([HUGGING_FACE, FLOWER], "(skewed.sizes.sum().item(), data.sizes.sum().item())", (40, 40)),

@@ -3,6 +3,7 @@ the decay of the rate.
 """
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,33 @@ def test_every_schedule_decays(make: Any, expected: list[float]) -> None:
     assert rates.rates[1] == pytest.approx(expected, abs=1e-12)
     assert rates.rates[2] == pytest.approx([0.9 * rate for rate in expected], abs=1e-12)
     assert decayed(WithSchedule())[1].rates[2] == rates.rates[1]
+
+
+def test_a_rule_gives_clients_their_own_rate_and_epochs() -> None:
+    """Client 1 trains at half of 0.1, and client 0 three epochs of two steps, by the rule of the page's first block."""
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "local-training.md").read_text()
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0], names)
+    _, rates = decayed(toy.Quadratic(), 2, names["OwnWork"]({1: 0.5}, {0: 3}), local_lr_decay=0.9)
+    assert rates.rates == {1: pytest.approx([0.05] * 3), 2: pytest.approx([0.045] * 3)}
+    assert rates.cohort.num_steps.tolist() == [6, 3]
+
+
+def test_a_module_knows_its_client_when_it_makes_the_optimizer() -> None:
+    """Client 1 has the rate 0.2, in round 2 times 0.9; in evaluation there is no client."""
+
+    class Own(toy.Quadratic):
+        def configure_optimizers(self) -> Any:
+            trainer: Any = self.trainer
+            return SGD(self.parameters(), lr=0.1 * (1 + trainer.run.client))
+
+        def on_validation_start(self) -> None:
+            trainer: Any = self.trainer
+            assert trainer.run is None
+
+    _, rates = decayed(Own(), local_lr_decay=0.9)
+    assert rates.rates == {1: pytest.approx([0.2] * 3), 2: pytest.approx([0.18] * 3)}
+    assert toy.close(rates.cohort.learning_rates, [0.09, 0.18])
 
 
 def test_every_optimizer_and_group_decays() -> None:
