@@ -617,7 +617,7 @@ class FederatedOrchestrator(ClientHost):
         checkpoint["trainer_metrics"] = apply_to_collection(metrics, Tensor, lambda value: value.detach().cpu())
         round = None if self._fit is None else self._fit.round
         if (
-            round is not None and self.shown.run is not None
+            round is not None and self.shown.current is not None
         ):  # saved on a signal, while the module holds a client's model
             with self.at(round.anchor, round.state.buffers):
                 checkpoint["state_dict"] = copy.deepcopy(self.state_dict())

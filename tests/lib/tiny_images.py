@@ -32,7 +32,6 @@ from fl_lightning.models import ImageClassifier
 from lib.rules import CLIENT_RULES, SERVER_RULES, Make, personal_rules
 from lib.toy import trainer
 
-
 OF_OTHER_MODULES = {"DetectionMonitor", "GenerationMonitor"}  # which measure detectors and language models alone
 
 

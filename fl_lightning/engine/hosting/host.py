@@ -209,7 +209,7 @@ class ClientHost(Server):
 
     def _client_log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         self.note_better(name, value, **kwargs)
-        if self.shown.run is not None:
+        if self.shown.current is not None:
             self.shown.logs.log(name, value, *args, **kwargs)
         elif not self.trainer.training:  # else the server trains on its proxy set; such losses are dropped
             self.log(name, value, *args, **kwargs)
@@ -217,18 +217,18 @@ class ClientHost(Server):
                 self.log("round", float(self.rounds_done), on_step=True, on_epoch=False, batch_size=1)
 
     def _client_manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        if self.shown.run is not None:
-            self.shown.run.backward(loss, *args, **kwargs)
+        if self.shown.current is not None:
+            self.shown.current.backward(loss, *args, **kwargs)
 
     def _client_optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the client's optimizers; while no client trains, optimizers that show the round's learning rates."""
-        run = self.shown.run
+        run = self.shown.current
         optimizers: Sequence[Any] = self._idle_optimizers
         if run is not None:
             optimizers = run.lightning_optimizers if use_pl_optimizer and run.lightning_optimizers else run.optimizers
         return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
     def _client_lr_schedulers(self) -> Any:
-        run = self.shown.run
+        run = self.shown.current
         schedulers = [config.scheduler for config in run.schedules] if run else []
         return schedulers[0] if len(schedulers) == 1 else schedulers or None

@@ -20,6 +20,7 @@ LOCAL: dict[str, Callable[[Work, LocalRun | None], Any]] = {
     "should_stop": lambda work, run: run.should_stop if run else False,
     "optimizers": lambda work, run: list(run.optimizers) if run else [],
     "lr_scheduler_configs": lambda work, run: list(run.schedules) if run else [],
+    "run": lambda work, run: run,
     "max_epochs": lambda work, run: work.max_epochs,
     "max_steps": lambda work, run: work.max_steps,
     "num_training_batches": lambda work, run: work.num_batches,
@@ -55,13 +56,13 @@ class ClientTrainer:
 
     Attributes:
         asked: names of the attributes in ``LOCAL`` that the module has asked for.
-        run: the client that trains at the moment, if any.
+        current: the client that trains at the moment, if any.
         logs: takes what the module logs while a client trains, or several do at once.
         earlier: the metrics of the rounds before a stop, by the names in ``METRICS``.
     """
 
     asked: set[str]
-    run: LocalRun | None
+    current: LocalRun | None
     logs: Any
     earlier: dict[str, Any]
 
@@ -81,32 +82,30 @@ class ClientTrainer:
             logs: takes what the module logs, in place of the run.
         """
         work = run.work if run else vars(self)["_settings"].work()
-        vars(self).update(_work=work, run=run, logs=logs or run)
+        vars(self).update(_work=work, current=run, logs=logs or run)
 
     def end(self) -> None:
         """Show the run."""
-        vars(self).update(_work=None, run=None, logs=None)
+        vars(self).update(_work=None, current=None, logs=None)
 
     def __getattr__(self, name: str) -> Any:
         if "_trainer" not in vars(self):  # a copy that is being made
             raise AttributeError(name)
         work = vars(self)["_work"]
-        run = vars(self)["run"]
         if name == "fit_loop" or (name in ONLY_LOCAL and work is None):
             raise ConfigurationError(
                 f"self.trainer.{name} would count clients, not batches: in configure_optimizers or a training hook, "
                 "ask for self.trainer.num_training_batches, estimated_stepping_batches or max_epochs, which are the "
                 "client's own"
             )
-        if work is not None and name in LOCAL:
+        if name in LOCAL and (work is not None or name == "run"):
             vars(self)["asked"].add(name)
-            return LOCAL[name](work, run)
+            return LOCAL[name](work, self.current)
         value = getattr(vars(self)["_trainer"], name)
         return {**self.earlier.get(name, {}), **value} if name in METRICS else value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        run = vars(self)["run"]
-        if name == "should_stop" and run is not None:
-            run.should_stop = value
+        if name == "should_stop" and self.current is not None:
+            self.current.should_stop = value
         else:
             setattr(vars(self)["_trainer"], name, value)

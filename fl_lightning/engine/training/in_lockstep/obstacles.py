@@ -60,12 +60,19 @@ def of_fit(alone: OneByOne) -> Table:
     yield single, f"{''.join(single[:1])} has hooks for single clients"
 
 
-def of_optimizer(module: LightningModule, optimizer: Optimizer, schedules: Sequence[Any]) -> Table:
+def of_optimizer(module: LightningModule, optimizer: Optimizer, schedules: Sequence[Any], asked: set[str]) -> Table:
     """Judge a client's new optimizer, which is to step the rows of a stack, and the hooks around its steps.
 
     Hooks of parameters and layers see the gradients of one client, and hooks of an optimizer the optimizer of one.
+
+    Args:
+        module: the module.
+        optimizer: the optimizer.
+        schedules: the schedules of its learning rates.
+        asked: attributes of the Trainer that the module asked for to make it, which may differ from client to client.
     """
     name = type(module).__name__
+    yield asked, f"{name}.configure_optimizers asks for trainer.{min(asked, default='')}"
     kinds = ", ".join(kind.__name__ for kind in ELEMENTWISE)
     makes = f"{name}.configure_optimizers returns an optimizer with"
     yield type(optimizer) not in ELEMENTWISE, f"{type(optimizer).__name__} is not one of {kinds}"

@@ -121,8 +121,10 @@ class StackedTraining:
         Raises:
             Obstacle: the module's optimizer cannot step several clients.
         """
+        asked = self.training.trainer.asked
+        asked.clear()
         made, schedules = self.training.make_optimizers(runs[0], factors)
-        obstacles.clear(obstacles.of_optimizer(self.training.module, made[0], schedules))
+        obstacles.clear(obstacles.of_optimizer(self.training.module, made[0], schedules, asked))
         optimizer = StackedOptimizer(made[0], self.training.flat, torch.stack([run.anchor for run in runs]))
         for row, run in enumerate(runs):
             run.place(optimizer.weights, row, made)

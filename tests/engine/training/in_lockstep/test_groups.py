@@ -359,6 +359,12 @@ class Alternates(Net):
         return self.loss(batch) if batch_idx else 2 * self.loss(batch)
 
 
+class Chooses(Net):
+    def configure_optimizers(self) -> Any:
+        own: Any = self.trainer
+        return torch.optim.SGD(self.parameters(), lr=0.1 / (1 + own.run.client))
+
+
 class Own(FedProx):
     def on_before_client_step(self, run: LocalRun) -> None:
         run.grads.add_((run.params - run.anchor) / (1 + run.params.norm()))
@@ -370,6 +376,7 @@ APART: dict[str, tuple[Any, list[Any], dict[str, Any], str]] = {
     "schedule": (Scheduled, [], {}, "Scheduled has a learning-rate schedule within a round"),
     "optimizer": (optimizers.LBFGS, [], {}, "LBFGS is not one of SGD, Adam, AdamW, RMSprop, Adagrad"),
     "progress": (Warms, [], {}, "Warms.training_step asks for trainer.global_step"),
+    "an optimizer of its own": (Chooses, [], {}, "Chooses.configure_optimizers asks for trainer.run"),
     "unused": (networks.FrozenBackbone, [], {}, "what a client of FrozenBackbone sends differs by"),
     "data": (Decides, [], {}, r"Decides.training_step fails for several clients: .*\.item\(\)"),
     "index": (Alternates, [], {}, "Alternates.training_step fails for several clients: it uses batch_idx"),
