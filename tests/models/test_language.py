@@ -144,6 +144,26 @@ def test_refuses_batches_that_cannot_be_known(batch: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "settings"), FAMILIES)
+def test_texts_give_the_loss_of_transformers_collator(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+    """DataCollatorForLanguageModeling fills up texts that end in [END], and masks what it filled up."""
+    datasets = pytest.importorskip("datasets")
+    name = tokenizer_folder(tmp_path, pad_token="[PAD]", eos_token="[END]")
+    lines = ["the cat sees the cat", "cat", "sees the cat"]
+    data = HuggingFace(datasets.Dataset.from_dict({"text": lines}), num_clients=1, tokenizer=name, length=8, eos=True)
+    data.setup("fit")
+    (tokens,) = next(iter(torch.utils.data.DataLoader(data.client_dataset(0), batch_size=3)))
+    cut = transformers.AutoTokenizer.from_pretrained(name)
+    collate = transformers.DataCollatorForLanguageModeling(cut, mlm=False)
+    theirs = collate([cut(f"{line} [END]") for line in lines])
+    width = theirs["labels"].shape[1]
+    module = CausalLM(kind, settings, weights=False).eval()
+    ours = module.training_step(tokens, 0)
+    torch.testing.assert_close(ours["loss"], module.network(**theirs).loss, rtol=0, atol=1e-6)
+    assert sorted(tokens[:, :width].tolist()) == sorted(theirs["labels"].tolist())
+    assert (tokens[:, width:] == -100).all()
+
+
+@pytest.mark.parametrize(("kind", "settings"), FAMILIES)
 def test_the_loss_is_on_responses_alone(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     """By hand: the cat | sees [END], and sees | the cat [END]; 2 and 3 tokens are predicted, of 4 each."""
     datasets = pytest.importorskip("datasets")
@@ -460,12 +480,12 @@ def test_half_frozen_weights_train_stop_and_go_on(tmp_path: Path) -> None:
 
 
 def test_a_stop_changes_no_bit(tmp_path: Path) -> None:
-    """With dropout, and matrices beside frozen weights; the resumed model was drawn with another seed."""
+    """With dropout, in the matrices, too, beside frozen weights; the resumed model was drawn with another seed."""
     data = {"num_clients": 3, "chains": 3, "vocabulary": 8, "length": 12, "texts": 16, "test_texts": 4}
 
     def train(folder: str, rounds: int, seed: int, resume: Path | None = None) -> Path:
         torch.manual_seed(seed)
-        module = CausalLM("gpt2", TINY, weights=False, adapt="lora", rank=2)
+        module = CausalLM("gpt2", TINY, weights=False, adapt="lora", rank=2, dropout=0.3)
         settings: dict[str, Any] = {"default_root_dir": tmp_path / folder, "enable_checkpointing": True}
         run = trainer(LastCheckpoint(), rounds=rounds, **settings)
         run.fit(FederatedOrchestrator(module), datamodule=MarkovTexts(**data, participation=2), ckpt_path=resume)

@@ -143,6 +143,35 @@ def test_devices_stops_and_memory_change_no_bit(rule: str, tmp_path: Path, monke
         assert (first / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
 
 
+ADAPTERS = """
+base: adapters/causal_lm_lora.yaml
+trainer:
+  callbacks:
+    - class_path: AveragedMoments
+    - class_path: GenerationMonitor
+      init_args: {prompts: 3, length: 4, every: 2, given: 6}
+model: {client: {init_args: {dropout: 0.3}}}
+data: {init_args: {num_clients: 5, texts: 24, test_texts: 8, participation: 3}}
+"""
+
+
+@pytest.mark.slow
+def test_adapters_with_dropout_on_any_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A language model; one and two processes, and a stop that goes on with another number."""
+    pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(ADAPTERS)
+    fit_on(1, "--experiment", "one", "--trainer.max_epochs", 4)
+    fit_on(2, "--experiment", "two", "--trainer.max_epochs", 4)
+    fit_on(2, "--experiment", "stopped", "--trainer.max_epochs", 2)
+    fit_on(1, "--experiment", "stopped", "--trainer.max_epochs", 4, "--ckpt_path", "last")
+    first, *others = (Path("runs", name, "version_0") for name in ("one", "two", "stopped"))
+    for other in others:
+        assert_same(first / "checkpoints/last.ckpt", other / "checkpoints/last.ckpt")
+        assert (first / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
+    assert {"val/perplexity", "generation/rouge_l"} <= rows(first / "metrics.csv")[-1].keys()
+
+
 BIN = Path(sys.executable).parent
 NODES = ["--trainer.num_nodes", "2", "--trainer.devices", "1", "--trainer.strategy", "client_parallel"]
 SLURM = ["--trainer.plugins", "SLURMEnvironment", "--trainer.plugins.auto_requeue", "false"]
