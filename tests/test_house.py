@@ -137,7 +137,10 @@ NO_USERS_BUSINESS = {
     # second derivatives of a module's loss need its tensors in the order in which they lie in memory; layers have names
     "fl_lightning.engine.module.logged": {"in_use", "spare_metrics"},
     "fl_lightning.engine.module.params": {"join", "layers", "memory_order"},
-    "fl_lightning.seeding": {"derive", "generator", "isolated", "seed_globals"},
+    "fl_lightning.seeding": {
+        *("derive", "generator", "isolated", "seed_globals"),
+        *("global_states", "set_global_states"),  # ExampleDP tries a way that may draw, and goes back
+    },
     # messages and errors in the package's own words
     "fl_lightning.engine.federation.clients": {"remedy", "TRANSFER_HOOKS", "ClientData", "content_of", "names_of"},
     "fl_lightning.errors": {"nearest", "values_of"},

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from statistics import fmean
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from typing_extensions import override
 from fl_lightning import (
     Cohort,
     ConfigurationError,
+    FederatedOrchestrator,
     Metric,
     Monitor,
     Server,
@@ -26,6 +27,7 @@ from fl_lightning import (
 from fl_lightning.datamodules import HuggingFace
 from fl_lightning.datamodules.files.pretrained import read_pretrained
 from fl_lightning.models import CausalLM
+from fl_lightning.seeding import isolated
 
 
 class Answer(NamedTuple):
@@ -108,18 +110,20 @@ class GenerationMonitor(Monitor):
             )
         name = self.tokenizer or (data.tokenizer if isinstance(data, HuggingFace) else None)
         self._cut = None if name is None else read_pretrained("AutoTokenizer", name)
+        assert isinstance(pl_module, FederatedOrchestrator)
+        with isolated(pl_module.device):
+            if next(self._pairs(pl_module), None) is None:
+                raise ConfigurationError(
+                    "GenerationMonitor needs validation examples with a prompt and a response, got none: let "
+                    "data.columns name the columns of prompts and of responses, or set given, the number of tokens of "
+                    "a prompt"
+                )
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
         if not is_due(orchestrator, self.every):
             return
-        written = self._write(orchestrator)
-        if not written:
-            raise ConfigurationError(
-                "GenerationMonitor needs validation examples with a prompt and a response, got none: let data.columns "
-                "name the columns of prompts and of responses, or set given, the number of tokens of a prompt"
-            )
-        prompts, responses, answers, ended = zip(*written, strict=True)
+        prompts, responses, answers, ended = zip(*self._write(orchestrator), strict=True)
         orchestrator.log_round("generation/exact_match", fmean(map(str.__eq__, answers, responses)))
         orchestrator.log_round("generation/rouge_l", rouge_l(answers, responses))
         orchestrator.log_round("generation/ended", fmean(ended))
@@ -132,14 +136,20 @@ class GenerationMonitor(Monitor):
         client = orchestrator.client
         assert isinstance(client, CausalLM)
         end = None if self._cut is None else self._cut.eos_token_id
-        batches = map(orchestrator.prepare_batch, orchestrator.data.val_dataloader())
-        pairs = chain.from_iterable(prompts_and_responses(*client.tokens_and_labels(b), self.given) for b in batches)
+        precision = orchestrator.trainer.precision_plugin
         answers = []
-        with orchestrator.server_side("generation"), evaluating(client):
-            for prompt, response in islice(pairs, self.prompts):
+        with orchestrator.server_side("generation"), evaluating(client), precision.val_step_context():
+            for prompt, response in islice(self._pairs(orchestrator), self.prompts):
                 tokens, ended = client.generate(prompt, self.length, end)
                 answers.append(Answer(self._text(prompt), self._text(response), self._text(tokens), ended))
         return answers
+
+    def _pairs(self, orchestrator: Server) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield the tokens of the prompts and of the responses in the validation set."""
+        client = orchestrator.client
+        assert isinstance(client, CausalLM)
+        for batch in map(orchestrator.prepare_batch, orchestrator.data.val_dataloader()):
+            yield from prompts_and_responses(*client.tokens_and_labels(batch), self.given)
 
     def _text(self, tokens: Sequence[int]) -> str:
         if self._cut is None:
