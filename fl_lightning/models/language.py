@@ -17,12 +17,12 @@ from typing_extensions import override
 from fl_lightning.arguments import picklable_defaults
 from fl_lightning.datamodules.base.settings import Unpack
 from fl_lightning.datamodules.files.pretrained import import_transformers, one_line, read_pretrained, silent
+from fl_lightning.datamodules.files.quantized import QUANTIZED, FrozenWeights, check_frozen, names_of, reading, settle
 from fl_lightning.datamodules.tables.tokens import NOTHING
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
 from fl_lightning.later import later
 from fl_lightning.models.adapters import Targeted, adapt_network, computing, halve_frozen, keep_frozen
 from fl_lightning.models.classifier import with_schedule
-from fl_lightning.models.quantized import QUANTIZED, FrozenWeights, check_frozen, names_of, reading, settle
 from fl_lightning.models.text import check_targets, parts_of, to_front
 
 

@@ -191,8 +191,7 @@ def _load(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
 
 def _beside_weight(layer: Any) -> dict[str, Tensor]:
     """Return what a quantised layer adds to its weight and bias in a state_dict: live scales, and its form."""
-    entries: dict[str, Tensor] = {}
-    layer._save_to_state_dict(entries, "", keep_vars=True)
+    entries = layer.state_dict(keep_vars=True)
     return {name: value for name, value in entries.items() if name not in LAYERS_OWN}
 
 
