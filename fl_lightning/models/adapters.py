@@ -127,6 +127,18 @@ def keep_frozen(network: nn.Module, dtype: FrozenDtype) -> None:
     check_choice("frozen_dtype", dtype, "float32", "bfloat16")
     if dtype == "float32":
         return
+    if not halve_frozen(network):
+        raise ConfigurationError("frozen_dtype: bfloat16 needs frozen weights: set adapt to lora or head")
+
+
+def halve_frozen(network: nn.Module) -> bool:
+    """Keep the frozen weights of a network's layers in bfloat16 and all else in float32, in place.
+
+    Weights that are no floating-point numbers, because they are quantised, stay as they are.
+
+    Returns:
+        Whether there is a weight in bfloat16.
+    """
     frozen = set[nn.Parameter]()
     others = set[nn.Parameter]()
     for layer in network.modules():
@@ -135,18 +147,18 @@ def keep_frozen(network: nn.Module, dtype: FrozenDtype) -> None:
             others.add(embedding)  # the last layer of a language model may share the weight of an embedding
         elif _is_linear(layer) or isinstance(layer, CONVOLUTIONS):
             weight: Any = layer.weight
-            if not weight.requires_grad:
+            if weight.is_floating_point() and not weight.requires_grad:
                 frozen.add(weight)
     for _, layer in adapted_layers(network):
         others |= set(layer.parameters()) - set(layer.get_base_layer().parameters())  # frozen adapters
     frozen -= others
-    if not frozen:
-        raise ConfigurationError("frozen_dtype: bfloat16 needs frozen weights: set adapt to lora or head")
     for parameter in network.parameters():
-        parameter.data = parameter.data.to(torch.bfloat16 if parameter in frozen else torch.float32)
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch.bfloat16 if parameter in frozen else torch.float32)
+    return bool(frozen)
 
 
-def computing(dtype: FrozenDtype, inputs: Tensor) -> AbstractContextManager[Any]:
+def computing(dtype: str, inputs: Tensor) -> AbstractContextManager[Any]:
     """Return the context in which a network computes whose frozen weights have a dtype, on the device of its inputs."""
     if dtype == "float32":
         return nullcontext()
@@ -167,7 +179,13 @@ def _whole(network: nn.Module, patterns: Sequence[str], how: Adapt) -> set[nn.Pa
                 f"modules_to_save: no module has a name as {pattern!r}: {_near(pattern, [*modules][1:])}"
             )
         for name in found:
-            parameters.update(modules[name].parameters())
+            for own_name, parameter in modules[name].named_parameters(name):
+                if not parameter.is_floating_point():
+                    raise ConfigurationError(
+                        f"modules_to_save: {own_name} is quantised and cannot train: leave {name} out, or set "
+                        "frozen_dtype to bfloat16"
+                    )
+                parameters.add(parameter)
     return parameters
 
 

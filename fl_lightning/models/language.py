@@ -17,10 +17,11 @@ from typing_extensions import override
 from fl_lightning.arguments import picklable_defaults
 from fl_lightning.datamodules.base.settings import Unpack
 from fl_lightning.datamodules.files.pretrained import import_transformers, one_line, read_pretrained, silent
+from fl_lightning.datamodules.files.quantized import QUANTIZED, FrozenWeights, check_frozen, names_of, reading, settle
 from fl_lightning.datamodules.tables.tokens import NOTHING
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, nearest
 from fl_lightning.later import later
-from fl_lightning.models.adapters import FrozenDtype, Targeted, adapt_network, computing, keep_frozen
+from fl_lightning.models.adapters import Targeted, adapt_network, computing, halve_frozen, keep_frozen
 from fl_lightning.models.classifier import with_schedule
 from fl_lightning.models.text import check_targets, parts_of, to_front
 
@@ -50,7 +51,9 @@ class CausalLM(LightningModule):
             is, and texts are refused that begin or end in several tokens of the model's padding or end; with -100, such
             texts are taken as they are.
         frozen_dtype: dtype of the frozen weights of linear layers and convolutions, in which the layers then compute;
-            "bfloat16" takes half the memory of "float32".
+            "bfloat16" takes half the memory of "float32". With ``adapt: lora`` and pretrained ``weights``, "nf4" and
+            "int8" quantise linear layers but the head to 4 and 8 bits by bitsandbytes (QLoRA, Dettmers et al., 2023);
+            all else is as for "bfloat16".
         checkpointing: whether the forward pass keeps the inputs of the blocks alone, and the backward pass computes the
             rest again (Chen et al., 2016).
         optimizer: function that makes a client's optimizer from the parameters.
@@ -84,7 +87,7 @@ class CausalLM(LightningModule):
         optimizer: OptimizerCallable = lambda params: torch.optim.AdamW(params, lr=5e-4),
         scheduler: LRSchedulerCallable | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
-        frozen_dtype: FrozenDtype = "float32",
+        frozen_dtype: FrozenWeights = "float32",
         checkpointing: bool = False,
         **adapting: Unpack[Targeted],
     ) -> None:
@@ -92,12 +95,13 @@ class CausalLM(LightningModule):
         check_choice("scheduler_interval", scheduler_interval, "epoch", "step")
         self.scheduler_interval = scheduler_interval
         self.optimizer, self.scheduler = optimizer, scheduler
+        check_frozen(frozen_dtype, weights, adapting)
         self.network = make_network("CausalLM", model, settings or {}, weights, frozen_dtype)
         downloaded = set(self.network.parameters()) if weights else set()
         usual = usual_targets(self.network)
         adapt_network(self.network, head_of(self.network), lora_trains_head=False, usual=usual, **adapting)
         self.frozen_dtype = make_small(self.network, frozen_dtype, checkpointing)
-        self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
+        self.from_elsewhere = names_of(self, downloaded)
         self.vocabulary: int = self.network.get_input_embeddings().num_embeddings
         self.pad, self.doubtful = pad, doubtful_tokens(self.network.config, self.vocabulary)
         self.network.config.pad_token_id = None  # no token looks at padding, which comes last: it needs no mask
@@ -246,12 +250,13 @@ class TextTransformer(nn.Module):
         settings: Mapping[str, Any] | None = None,
         weights: bool = True,
         pad: int | None = None,
-        frozen_dtype: FrozenDtype = "float32",
+        frozen_dtype: FrozenWeights = "float32",
         checkpointing: bool = False,
         **adapting: Unpack[Targeted],
     ) -> None:
         super().__init__()
         check_at_least(1, num_classes=num_classes)
+        check_frozen(frozen_dtype, weights, adapting)
         self.network = make_network(
             "SequenceClassification", model, settings or {}, weights, frozen_dtype, num_labels=num_classes
         )
@@ -261,7 +266,7 @@ class TextTransformer(nn.Module):
         usual = usual_targets(self.network)
         adapt_network(self.network, head, lora_trains_head=True, usual=usual, **adapting)
         self.frozen_dtype = make_small(self.network, frozen_dtype, checkpointing)
-        self.from_elsewhere = [name for name, own in self.named_parameters() if own in downloaded]
+        self.from_elsewhere = names_of(self, downloaded)
         vocabulary = self.network.get_input_embeddings().num_embeddings
         self.pad, self.doubtful = pad, doubtful_tokens(self.network.config, vocabulary)
         show_padding(self.network)
@@ -273,7 +278,7 @@ class TextTransformer(nn.Module):
 
 
 def make_network(
-    task: str, model: str, settings: Mapping[str, Any], weights: bool, frozen_dtype: FrozenDtype, **more: Any
+    task: str, model: str, settings: Mapping[str, Any], weights: bool, frozen_dtype: FrozenWeights, **more: Any
 ) -> Any:
     """Make a network of transformers.
 
@@ -282,11 +287,13 @@ def make_network(
         model: name on the hub, folder, or, without weights, type.
         settings: settings of the network's config.
         weights: whether to read pretrained weights.
-        frozen_dtype: dtype in which all weights are made: "bfloat16", or torch's default.
+        frozen_dtype: dtype in which all weights are made: "bfloat16", or torch's default, from which "nf4" and "int8"
+            are quantised.
         more: settings that every config has.
 
     Raises:
-        ConfigurationError: there is no such model or setting, or the settings do not fit one another.
+        ConfigurationError: there is no such model or setting, the settings do not fit one another, or a model is to be
+            quantised that already is.
     """
     transformers = import_transformers()
     maker = f"AutoModelFor{task}"
@@ -295,7 +302,16 @@ def make_network(
         config = read_pretrained("AutoConfig", model)
         _check_settings(config, settings)
         config = read_pretrained("AutoConfig", model, **settings, **more)
-        network = read_pretrained(maker, model, config=config, dtype=dtype)
+        quantizing: dict[str, Any] = {}
+        if frozen_dtype in QUANTIZED:
+            if getattr(config, "quantization_config", None) is not None:
+                raise ConfigurationError(f"frozen_dtype: {model} is quantised already: set frozen_dtype to float32")
+            with silent(transformers), torch.device("meta"):
+                parts = head_of(getattr(transformers, maker).from_config(config))
+            quantizing = reading(transformers, frozen_dtype, parts)
+        network = read_pretrained(maker, model, config=config, dtype=dtype, **quantizing)
+        if quantizing:
+            settle(network, frozen_dtype)
         network.train()  # transformers gives it for evaluation, without dropout
     else:
         if model not in transformers.CONFIG_MAPPING:
@@ -318,13 +334,16 @@ def make_network(
     return network
 
 
-def make_small(network: Any, frozen_dtype: FrozenDtype, checkpointing: bool) -> FrozenDtype:
+def make_small(network: Any, frozen_dtype: FrozenWeights, checkpointing: bool) -> FrozenWeights:
     """Let a network of transformers take less memory, in place; returns the dtype of its frozen weights.
 
     Raises:
         ConfigurationError: no weight is frozen for "bfloat16", or transformers has no checkpointing for the network.
     """
-    keep_frozen(network, frozen_dtype)
+    if frozen_dtype == "nf4" or frozen_dtype == "int8":
+        halve_frozen(network)  # what is not quantised
+    else:
+        keep_frozen(network, frozen_dtype)
     if checkpointing:
         if not network.supports_gradient_checkpointing:
             kind = network.config.model_type
@@ -449,8 +468,8 @@ def check_form(network: Any, tokens: Tensor) -> None:
         raise ConfigurationError(f"{kind} expects int64 tokens (B, T), got {tokens.dtype} {tuple(tokens.shape)}")
 
 
-def logits_of(network: Any, frozen_dtype: FrozenDtype, tokens: Tensor, **inputs: Tensor) -> Tensor:
-    """Return the logits of a network of transformers, float32 if its frozen weights are in bfloat16.
+def logits_of(network: Any, frozen_dtype: FrozenWeights, tokens: Tensor, **inputs: Tensor) -> Tensor:
+    """Return the logits of a network of transformers, float32 whatever the dtype of its frozen weights.
 
     Raises:
         ConfigurationError: a token is not in the vocabulary, or a text is too long.

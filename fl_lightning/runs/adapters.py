@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fl_lightning.engine.hosting.adapted import TENSORS, adapted_layers, adapted_network, is_of
+from fl_lightning.engine.hosting.adapted import TENSORS, adapted_layers, adapted_network, is_of, quantized_layers
 from fl_lightning.errors import ConfigurationError
 
 MADE_WITH = "made_with"  # attribute in which TimmNetwork notes timm's arguments
@@ -70,8 +70,15 @@ def write_merged(module: nn.Module, tokenizer: str | None, folder: Path) -> None
         folder: folder to write, which exists.
 
     Raises:
-        ConfigurationError: the module has no one network of transformers or of :class:`TimmNetwork`.
+        ConfigurationError: the module has no one network of transformers or of :class:`TimmNetwork`, or its weights are
+            quantised.
     """
+    if any(quantized_layers(module)):
+        raise ConfigurationError(
+            "export: the frozen weights are of 4 or 8 bits, into which no adapter fits without loss: write it by "
+            "--adapter DIR, and merge it into the model as it was saved, by peft's "
+            "AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload()"
+        )
     has_adapters = any(adapted_layers(module))
     network: Any = adapted_network(module) if has_adapters else _library_network(module)
     if is_of(network, "peft", "PeftModel"):

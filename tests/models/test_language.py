@@ -533,7 +533,10 @@ def test_weights_of_a_folder(tmp_path: Path) -> None:
         ({"model": "no/such", "weights": True}, "got no/such: no such folder here, and no answer from the hub"),
         ({"adapt": "lora", "targets": ["query"]}, "targets: no linear layer has a name as 'query': there are c_attn"),
         ({"frozen_dtype": "bfloat16"}, "frozen_dtype: bfloat16 needs frozen weights: set adapt to lora or head"),
-        ({"frozen_dtype": "half", "adapt": "lora"}, "frozen_dtype must be 'float32' or 'bfloat16', got 'half'"),
+        (
+            {"frozen_dtype": "half", "adapt": "lora"},
+            "frozen_dtype must be 'float32', 'bfloat16', 'nf4' or 'int8', got 'half'",
+        ),
         (
             {"adapt": "lora", "freeze": ["*.lora_C.*"]},
             r"no parameter has a name as '\*.lora_C.\*': did you mean '\*.lora_",

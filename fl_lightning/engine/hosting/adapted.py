@@ -1,4 +1,7 @@
-"""Adapters of peft in a module: layers that have some, known by their classes; a folder that gives them values."""
+"""Adapters of peft in a module: layers that have some, known by their classes; a folder that gives them values.
+
+Layers of bitsandbytes are known in the same way.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,13 @@ def adapted_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Find the layers around which peft has put adapters of any kind, with their names."""
     for name, layer in module.named_modules():
         if is_of(layer, "peft.tuners.tuners_utils", "BaseTunerLayer"):
+            yield name, layer
+
+
+def quantized_layers(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Find the linear layers whose weights bitsandbytes holds in 4 or 8 bits, with their names."""
+    for name, layer in module.named_modules():
+        if is_of(layer, "bitsandbytes.nn", "Linear4bit") or is_of(layer, "bitsandbytes.nn", "Linear8bitLt"):
             yield name, layer
 
 

@@ -102,9 +102,18 @@ def _shape_in(state: Mapping[str, Any], name: str) -> object:
 
 
 def _frozen(module: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
-    """Select the frozen parameters of a module that have some of the names."""
-    named = [(name, own) for name, own in module.named_parameters() if name in names and not own.requires_grad]
-    return {name: own.detach().contiguous() for name, own in named}
+    """Select the frozen parameters of a module that have some of the names.
+
+    A quantised parameter is more than its bits: what else of it stands in the module's state, such as its scales, is
+    selected, too, if it has one of the names. It is neither a parameter nor a buffer.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    frozen = {name: own for name, own in module.named_parameters() if name in names and not own.requires_grad}
+    rest = {*names} - parameters.keys() - buffers.keys()
+    if rest:
+        frozen |= {name: own for name, own in nn.Module.state_dict(module).items() if name in rest}
+    return {name: own.detach().contiguous() for name, own in frozen.items()}
 
 
 class Elsewhere:
