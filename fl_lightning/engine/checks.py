@@ -202,6 +202,8 @@ def check_chain(rules: Sequence[FederatedCallback]) -> None:
             reasons.append(f"{second} uses no weights, so {first} does nothing; keep one")
         if first_rule.groups and not is_anonymous(second_rule) and not isinstance(second_rule, Monitor):
             reasons.append(f"{first} hands on means of several clients, not single ones; put {second} before {first}")
+        if second_rule.groups and "reduction" in first_settles and not is_anonymous(first_rule):
+            reasons.append(f"{second} hands on means of several clients, and {first} sums single ones; keep one")
         if reasons:
             raise ConfigurationError(f"{first} and {second} do not go together: {reasons[0]}")
 

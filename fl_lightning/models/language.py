@@ -28,7 +28,7 @@ from fl_lightning.models.text import check_targets, parts_of, to_front
 
 @picklable_defaults
 class CausalLM(LightningModule):
-    """Trains a language model to predict the next token; logs ``val/loss``, ``val/perplexity``, ``val/top1``.
+    """Trains a language model to predict the next token; logs ``val/loss``, ``val/perplexity``, ``val/token_top1``.
 
     Batches are int64 tokens (B, T), -100 where there is no token, before a text or after it. All tokens but the first
     of each text are predicted: that of the text's end, too. Pairs of tokens and labels (B, T) say which: the token at
@@ -73,7 +73,7 @@ class CausalLM(LightningModule):
     """
 
     lower_is_better = ("val/loss", "val/perplexity", "test/loss", "test/perplexity")
-    higher_is_better = ("val/top1", "test/top1")
+    higher_is_better = ("val/token_top1", "test/token_top1")
     mean_over = "tokens"
 
     @later(frozen_dtype="float32", checkpointing=False, pad=None)
@@ -111,7 +111,7 @@ class CausalLM(LightningModule):
         top1 = MulticlassAccuracy(self.vocabulary, average="micro", ignore_index=NOTHING)
         loss = MeanMetric(nan_strategy="disable")  # a loss that is nan makes the mean nan
         return MetricCollection(
-            {"top1": top1, "perplexity": Perplexity(ignore_index=NOTHING), "loss": loss}, prefix=prefix
+            {"token_top1": top1, "perplexity": Perplexity(ignore_index=NOTHING), "loss": loss}, prefix=prefix
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class CausalLM(LightningModule):
         losses = F.cross_entropy(logits.transpose(1, 2), labels, ignore_index=NOTHING, reduction="none")
         metrics["loss"].update(losses[labels != NOTHING])
         metrics["perplexity"].update(logits, labels)
-        metrics["top1"].update(logits.argmax(2), labels)
+        metrics["token_top1"].update(logits.argmax(2), labels)
         for name, metric in metrics.items():
             self.log(name, metric, prog_bar=name.endswith("perplexity"), batch_size=len(labels))
 

@@ -30,6 +30,7 @@ from lib.toy import train
 
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import Bucketing
+from fl_lightning.engine.rules.callback import is_anonymous
 
 # They read updates and weights, and do not ask whose these are.
 ANONYMOUS = {"Krum", "Multi-Krum", "GeometricMedian", "DnC", "NormClipping", "NormClipping, fixed"}
@@ -54,6 +55,8 @@ def why_not(first: str, second: str) -> str | None:
         return "weighs the updates as they are"
     if both & REDUCERS.keys() and both & (weighs | SHRINKERS).keys():
         return "uses no weights"
+    if second in GROUPERS and first in REDUCERS.keys() - ANONYMOUS:
+        return "hands on means of several clients"
     if first in GROUPERS and second not in ANONYMOUS | STEPPERS.keys() | REFINERS.keys():
         return "hands on means of several clients"
     return None
@@ -66,13 +69,18 @@ def alone(server: str) -> torch.Tensor:
 
 
 def check_client_with_server(client: str, server: str) -> None:
-    """Two rounds end in a finite model, other than without the client rule; the order matters to averages."""
+    """Two rounds end in a finite model, other than without the client rule; the order matters to averages and groups,
+    and in the last digits to two rules that both correct the gradient.
+    """
     both = CLIENT_RULES[client](), SERVER_RULES[server]()
     model = run(*both).params
     assert model.isfinite().all()
     assert torch.equal(model, alone(server)) == (client in MOMENTUM)
-    if client not in UNIFORM:
-        assert torch.equal(model, run(*reversed(both)).params)
+    if server in GROUPERS and not is_anonymous(both[0]):
+        with pytest.raises(ConfigurationError, match="hands on means of several clients, not single ones; put"):
+            run(*reversed(both))
+    elif client not in UNIFORM:
+        torch.testing.assert_close(run(*reversed(both)).params, model, rtol=0, atol=1e-12)
     elif server in WEIGHERS | FITTED:
         with pytest.raises(ConfigurationError, match="weighs the updates as they are; put"):
             run(*reversed(both))

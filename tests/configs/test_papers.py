@@ -135,8 +135,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize("id", [id if id in QUICK else pytest.param(id, marks=pytest.mark.slow) for id in IDS])
 def test_runs_a_round_and_is_reported(id: str, folder: Path) -> None:
-    """The end of the grid on generated data, with three clients: finite numbers, every client taken in."""
-    options = cells(id)[-1].options
+    """The end of the grid on generated data, with three clients: finite numbers, every client taken in.
+
+    The last rule of robust/attacks, Krum, needs more clients than three; of that grid, it is the first one.
+    """
+    options = cells(id)[0 if id == "robust/attacks" else -1].options
     data = generated_data(parsed(id, *options), folder / id)
     first = ["--trainer.callbacks.points=3"] if id == "fedgam/fig-4" else []  # of LossSurface, the config's last one
     few = ["--trainer.callbacks.epochs=14"] if id in QUICK and "FedLAW'" in str(parsed(id, *options)) else []

@@ -295,7 +295,7 @@ def test_metrics_are_means_over_tokens_of_all_batches() -> None:
     right = (out.logits[:, :-1].argmax(2) == tokens[:, 1:]).sum() / 48
     assert shown["val/loss"] == pytest.approx(out.loss.item(), rel=1e-5)
     assert shown["val/perplexity"] == pytest.approx(math.exp(out.loss.item()), rel=1e-5)
-    assert shown["val/top1"] == pytest.approx(right.item())
+    assert shown["val/token_top1"] == pytest.approx(right.item())
 
 
 @pytest.mark.filterwarnings("error")  # peft warns of a layer that holds its weight transposed, as GPT-2's do
@@ -380,7 +380,7 @@ def test_rules_for_classes_train_a_classifier_of_texts_and_refuse_a_language_mod
     module = ImageClassifier(TextTransformer("gpt2", 2, TINY, weights=False), 2)
     run = trainer(FedNTD(), FocalLoss())
     run.fit(FederatedOrchestrator(module), datamodule=data)
-    assert 0 <= run.callback_metrics["val/top1"] <= 1
+    assert 0 <= run.callback_metrics["val/token_top1"] <= 1
     with pytest.raises(ConfigurationError, match=r"FocalLoss needs CausalLM.training_step to return a dict"):
         trainer(FocalLoss()).fit(FederatedOrchestrator(model()), datamodule=data)
 

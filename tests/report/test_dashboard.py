@@ -15,16 +15,19 @@ from fl_lightning.report.dashboard import SECTIONS, report, workspace
 
 EVERY = ("--trainer.callbacks.every", 1)
 ALL = (
+    "--trainer.callbacks+=GradientHarmonization",  # else no layer's updates are corrected
     *("--trainer.callbacks+=FedLAW", "--data.proxy_per_class", 2),
     *("--trainer.callbacks+=ConflictMonitor", *EVERY, "--trainer.callbacks.layers", "true"),
     *("--trainer.callbacks+=ClientMonitor", "--trainer.callbacks+=CoherenceMonitor"),
     "--trainer.callbacks+=TrainingEvaluation",
-    *("--trainer.callbacks+=PersonalEvaluation", "--data.held_out", 0.2),
+    "--trainer.callbacks+=PersonalEvaluation",
+    *("--data.held_out", 0.2, "--data.num_clients", 5, "--data.new_clients", 0.2),
     *("--data.availability", "Availability"),
     *("--trainer.callbacks+=HessianMonitor", *EVERY, "--trainer.callbacks.examples", 16),
     *("--trainer.callbacks+=LossSurface", *EVERY, "--trainer.callbacks.points", 3),
 )
 WANDB = ("--trainer.logger", "WandbLogger")
+SURFACE = {"surface/lowest", "surface/away", "surface/rise"}
 OWN = {"_step", "_runtime", "_timestamp", "epoch", "round", "trainer/global_step"}  # no metrics of the run
 LINE, BAR, SCATTER, MEDIA = "Run History Line Plot", "Bar Chart", "Scatter Plot", "Media Browser"
 COORDINATES, IMPORTANCE, COMPARER = "Parallel Coordinates Plot", "Parameter Importance", "Run Comparer"
@@ -62,11 +65,11 @@ def kind(view: dict[str, Any], name: str) -> list[dict[str, Any]]:
 def test_panels_show_what_a_run_logs_and_nothing_else() -> None:
     """A round with all rules and monitors that the sections are for, and a test; evaluated by W&B's rules.
 
-    A plot names metrics, or has a regular expression. No panel: what rules keep for clients, in bytes. Not logged: the
-    privacy spent, since ClientDP does not go with FedLAW.
+    A plot names metrics, or has a regular expression. No panel: what rules keep for clients, in bytes, and numbers of
+    the loss surface, which has a picture. Not logged: the privacy spent, since ClientDP does not go with FedLAW.
     """
     fit_with_wandb(*WANDB, "--trainer.max_epochs", 1, *ALL)
-    fit_with_wandb(*ALL[:4], *WANDB, "--ckpt_path", "last", command="test")
+    fit_with_wandb(*ALL[:5], *WANDB, "--ckpt_path", "last", command="test")
     files = sorted(Path().glob("wandb/offline-run-*/run-*.wandb"))
     names = {name for file in files for row in wandb_history(file) for name in row}
     pictures = {name.removesuffix(".path") for name in names if name.endswith(".path")}
@@ -78,7 +81,9 @@ def test_panels_show_what_a_run_logs_and_nothing_else() -> None:
             named = {name for name in metrics if regex and re.search(regex, name)} or set(config["metrics"])
             assert named, config["chartTitle"]
             shown |= named
-        assert metrics - {"clients/state_bytes"} == {name for name in shown if not name.startswith("privacy/")}
+        assert metrics - {"clients/state_bytes", *SURFACE} == {
+            name for name in shown if not name.startswith("privacy/")
+        }
         assert {key for config in kind(view, MEDIA) for key in config["mediaKeys"]} == pictures
     config = wandb_config(files[0])
     (coordinates,) = kind(view, COORDINATES)

@@ -38,13 +38,14 @@ class AveragedMoments(FederatedCallback):
 
     @override
     def sends(self, orchestrator: Server) -> Mapping[str, Tensor]:
-        return {"moments": orchestrator.params.new_zeros(0, len(orchestrator.params)), STEP: torch.zeros(1)}
+        params = orchestrator.params
+        return {"moments": params.new_zeros(0, len(params)), STEP: torch.zeros(1, dtype=params.dtype)}
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
         self._check(run)
         moments = self.recall("moments", run.anchor.new_zeros(0, len(run.anchor)))
-        step = self.recall(STEP, torch.zeros(1))[0]
+        step = self.recall(STEP, torch.zeros(1, dtype=run.anchor.dtype))[0]
         if not step:
             return
         parts = [orchestrator.split(moment.clone()) for moment in moments]
@@ -54,7 +55,7 @@ class AveragedMoments(FederatedCallback):
                 state[name] = part[row].to(own)
             if state and type(optimizer) is not SGD:
                 on_device = optimizer.defaults["capturable"] or optimizer.defaults["fused"]
-                state[STEP] = step.to(own.device if on_device else "cpu", copy=True)
+                state[STEP] = step.to(own.device if on_device else "cpu", torch.float32, copy=True)
 
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
@@ -62,14 +63,14 @@ class AveragedMoments(FederatedCallback):
         moments = run.anchor.new_zeros(count, len(run.anchor))
         parts = [orchestrator.split(moment) for moment in moments]
         used = 0
-        step = torch.zeros(1)
+        step = torch.zeros(1, dtype=run.anchor.dtype)
         for row, own, optimizer in self._shared(orchestrator, run):
             state = optimizer.state[own]
             for place, name in enumerate(MOMENTS[type(optimizer)]):
                 if state.get(name) is not None:  # else the parameter has had no gradient, or SGD no momentum
                     parts[place][row].copy_(state[name])
                     used = max(used, place + 1)
-                    step = torch.maximum(step, torch.as_tensor(state.get(STEP, 1.0)).cpu())
+                    step = torch.maximum(step, torch.as_tensor(state.get(STEP, 1.0)).to(step))
         run.send("moments", moments[:used])
         run.send(STEP, step)
 

@@ -90,8 +90,9 @@ TITLES = "expected numbers in the column title of the {} set, got "
         ({"label": [0.5, 1.0, 0.0]}, ["text", "label"], f"{LABELS}float64 from 0.0"),
         ({"label": [[0], [1], [1]]}, ["text", "label"], "expected one value for each example in the column label of"),
         ({"title": ["a", "b", "c"]}, ["text", "title", "label"], f"{TITLES}values such as 'a': columns names one col"),
-        ({"title": [0.5, None, 1.0]}, ["text", "title"], f"{TITLES}1 missing values: columns names"),
-        ({"title": [[1], [2, 3], []]}, ["text", "title"], f"{TITLES}values such as [1]: columns names"),
+        ({"title": [0.5, None, 1.0]}, ["text", "title", "label"], f"{TITLES}1 missing values: columns names"),
+        ({"title": [[1], [2, 3], []]}, ["text", "title", "label"], f"{TITLES}values such as [1]: columns names"),
+        ({"title": [4, 5, 6]}, ["text", "title"], "expected texts, the responses, or classes in the column title, got"),
     ],
 )
 def test_refuses_what_is_no_class(tmp_path: Path, change: dict[str, Any], columns: list[str], message: str) -> None:

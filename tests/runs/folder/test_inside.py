@@ -35,7 +35,7 @@ BOMB = "\n".join(["a: &a [x,x,x,x,x,x,x,x,x]", *(f"{new}: &{new} [{','.join([f'*
 COMMANDS: dict[str, tuple[tuple[object, ...], str]] = {
     "report": (
         ("report", FOLDER),
-        "config.yaml environment.yaml metrics.csv timings.csv report.html arrays arrays/partition.npz "
+        "config.yaml environment.yaml metrics.csv better.yaml timings.csv report.html arrays arrays/partition.npz "
         "arrays/cosines_1.npz arrays/cosines_3.npz",
     ),
     "export": (
@@ -44,12 +44,12 @@ COMMANDS: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "test": (
         ("test", *TRAINED, "--ckpt_path", LAST),
-        "config.yaml checkpoints checkpoints/last.ckpt lock metrics.csv",
+        "config.yaml checkpoints checkpoints/last.ckpt lock metrics.csv better.yaml",
     ),
     "fit": (
         ("fit", *TRAINED, "--trainer.max_epochs", 3, "--ckpt_path", "last"),
-        "config.yaml checkpoints checkpoints/last.ckpt lock metrics.csv environment.yaml timings.csv arrays "
-        "arrays/partition.npz arrays/cosines_3.npz states states/Scaffold states/Scaffold/id states/Scaffold/c "
+        "config.yaml checkpoints checkpoints/last.ckpt lock metrics.csv better.yaml environment.yaml timings.csv "
+        "arrays arrays/partition.npz arrays/cosines_3.npz states states/Scaffold states/Scaffold/id states/Scaffold/c "
         "states/Scaffold/c/0.1.safetensors",
     ),
 }

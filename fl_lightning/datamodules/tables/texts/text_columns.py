@@ -52,7 +52,7 @@ def tokenized(
 
     Raises:
         ConfigurationError: there are no such columns; a column of texts holds other values, one of classes no classes;
-            no example is left; or as :func:`of_chats`.
+            a second column may hold responses or classes; no example is left; or as :func:`of_chats`.
     """
     train = splits["train"]
     first, *others = columns or [_text_column(train, [label, *left_out]), label]
@@ -107,8 +107,15 @@ def _text_column(dataset: Any, others: Sequence[str]) -> str:
 def _kind(train: Any, first: str, others: Sequence[str], label: str) -> str:
     if _is_chat(train, first):
         return "chats"
-    if len(others) == 1 and others[0] != label and _is_text(train, others[0]):
-        return "prompts"
+    if len(others) == 1 and others[0] != label:
+        (second,) = others
+        if _is_text(train, second):
+            return "prompts"
+        if getattr(train.features[second], "num_classes", None) is None:
+            raise ConfigurationError(
+                f"expected texts, the responses, or classes in the column {second}, got numbers: set label to {second} "
+                'if they are classes; write responses as texts ("4") in a .jsonl file'
+            )
     return "texts"
 
 

@@ -216,7 +216,8 @@ def test_only_means_over_examples_are_evaluated_example_by_example(make: Any, pa
 
 @every([name for name in RULES if name != "FedBN"], ["several", "FedSAM", "MOON", "LocalPart"])
 def test_rules_for_clients_of_different_sizes(row: str) -> None:
-    compare(Means, *RULES[row], padded=row != "FedDecorr", local_epochs=1.5)
+    padded = None if row == "FedSOL" else row != "FedDecorr"  # FedSOL may see its values as no means
+    compare(Means, *RULES[row], padded=padded, local_epochs=1.5)
 
 
 def test_the_norm_that_is_clipped_is_that_of_the_optimizers_parameters() -> None:
