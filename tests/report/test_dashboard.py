@@ -62,11 +62,11 @@ def kind(view: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_panels_show_what_a_run_logs_and_nothing_else() -> None:
+def test_panels_show_what_a_run_logs() -> None:
     """A round with all rules and monitors that the sections are for, and a test; evaluated by W&B's rules.
 
     A plot names metrics, or has a regular expression. No panel: what rules keep for clients, in bytes, and numbers of
-    the loss surface, which has a picture. Not logged: the privacy spent, since ClientDP does not go with FedLAW.
+    the loss surface, which has a picture. Other modules and options log more, which have panels, too.
     """
     fit_with_wandb(*WANDB, "--trainer.max_epochs", 1, *ALL)
     fit_with_wandb(*ALL[:5], *WANDB, "--ckpt_path", "last", command="test")
@@ -81,9 +81,7 @@ def test_panels_show_what_a_run_logs_and_nothing_else() -> None:
             named = {name for name in metrics if regex and re.search(regex, name)} or set(config["metrics"])
             assert named, config["chartTitle"]
             shown |= named
-        assert metrics - {"clients/state_bytes", *SURFACE} == {
-            name for name in shown if not name.startswith("privacy/")
-        }
+        assert metrics - {"clients/state_bytes", *SURFACE} <= shown
         assert {key for config in kind(view, MEDIA) for key in config["mediaKeys"]} == pictures
     config = wandb_config(files[0])
     (coordinates,) = kind(view, COORDINATES)
