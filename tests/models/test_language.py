@@ -380,7 +380,7 @@ def test_rules_for_classes_train_a_classifier_of_texts_and_refuse_a_language_mod
     module = ImageClassifier(TextTransformer("gpt2", 2, TINY, weights=False), 2)
     run = trainer(FedNTD(), FocalLoss())
     run.fit(FederatedOrchestrator(module), datamodule=data)
-    assert 0 <= run.callback_metrics["val/token_top1"] <= 1
+    assert 0 <= run.callback_metrics["val/top1"] <= 1
     with pytest.raises(ConfigurationError, match=r"FocalLoss needs CausalLM.training_step to return a dict"):
         trainer(FocalLoss()).fit(FederatedOrchestrator(model()), datamodule=data)
 

@@ -163,6 +163,7 @@ def prompts_and_responses(tokens: Tensor, labels: Tensor, given: int | None) -> 
     The response is the last tokens in a row that the labels name, the prompt is all that stands before them. Where the
     labels name all tokens, the prompt is the first ``given`` ones, if that is set.
 
+    >>> import torch
     >>> from fl_lightning.callbacks.monitors.generation import prompts_and_responses
     >>> tokens, labels = torch.tensor([[5, 6, 7, 8, -100]]), torch.tensor([[-100, 6, -100, 8, -100]])
     >>> list(prompts_and_responses(tokens, labels, given=None))

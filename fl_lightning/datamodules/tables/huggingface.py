@@ -48,7 +48,7 @@ class HuggingFace(ColumnData):
             the cache of ``datasets``. The split ``train`` is the training set, ``validation`` the
             validation set and ``test`` the test set (if one of the last two is missing, or no class of the test set is
             known, the other serves as both).
-        test: ``datasets.Dataset`` to validate and test on; not together with splits of these names.
+        test: ``datasets.Dataset``, or path of a file, to validate and test on; not together with splits of these names.
         client: name of the column that holds each example's client (writer, user) and is left out of the examples; each
             distinct value is one client, in sorted order, and names the client (``client_names``). If the test set has
             the column, too, and ``held_out`` is 0, each client evaluates on its own test examples; a warning counts
@@ -95,7 +95,7 @@ class HuggingFace(ColumnData):
             that leaves earlier turns as they are; on loading, an image cannot be decoded.
     """
 
-    places = ("train",)
+    places = ("train", "test")
     from_statistics = ("mean", "std")
 
     @later(subset=None, domain=None, leave_out=(), test_share=0.0, tokenizer=None, length=128)
@@ -256,6 +256,14 @@ class HuggingFace(ColumnData):
 
 def _read_sets(train: Any, subset: str | None, test: Any) -> Mapping[str, Any]:
     """Read the data sets to train, to test and to validate on, as :class:`HuggingFace` describes."""
+    if isinstance(test, str):
+        found = read_splits(test, None)
+        if list(found) != ["train"]:
+            raise ConfigurationError(
+                f"expected a file of test examples, got {test} with the splits {', '.join(found)}: name a file, or "
+                "leave test out and give train the folder"
+            )
+        test = found["train"]
     if not isinstance(train, str):
         return choose_splits(train if isinstance(train, Mapping) else {"train": train}, test)
     splits = read_splits(train, subset)

@@ -313,7 +313,14 @@ def test_files_of_texts(tmp_path: Path, kind: str) -> None:
     assert data.num_clients == 2
     own = [batch[0].tolist() for client in range(2) for batch in data.client_batches(client, torch.Generator())]
     assert sorted(own) == [[[0, 1]], [[2, NO]]]
-    write(tmp_path / "own" / f"test{kind}", ["cat"])
+    tests = write(tmp_path / "own" / f"test{kind}", ["cat"])
+    pair = HuggingFace(one, tests, num_clients=1, tokenizer=name, length=2, columns=["text"])
+    pair.setup("fit")
+    assert [batch[0].tolist() for batch in pair.test_dataloader()] == [[[1, NO]]]
+    with pytest.raises(
+        ConfigurationError, match=r"expected a file of test examples, got .* with the splits .*: name a"
+    ):
+        HuggingFace(one, str(tmp_path / "own"), num_clients=1)
     whole = HuggingFace(str(tmp_path / "own"), num_clients=1, tokenizer=name, length=2, columns=["text"])
     assert tensors(whole) == [[[0, 1], [2, NO]]]
     assert [batch[0].tolist() for batch in whole.test_dataloader()] == [[[1, NO]]]

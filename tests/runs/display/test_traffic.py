@@ -113,7 +113,7 @@ def test_a_client_that_fails_has_received_and_sends_nothing() -> None:
 # How many times the model goes down and up in round 2, with what rules add.
 TRAFFIC = {"Scaffold": (2, 1), "FedGAMCV": (2, 1), "FedSMOO": (2, 2), "FedCM": (2, 1)}
 TRAFFIC["MoFedSAM"] = (2, 1)
-TRAFFIC["AveragedMoments"] = (23.5 / 23, 23.5 / 23)  # a number of four bytes: SGD without momentum has no moments
+TRAFFIC["AveragedMoments"] = (24 / 23, 24 / 23)  # the number of steps: SGD without momentum has no moments
 TRAFFIC |= dict.fromkeys(("AFL", "FAMO", "FedLF", "QFedAvg"), (1, 24 / 23))  # a loss beside 23 numbers
 
 

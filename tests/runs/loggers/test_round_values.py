@@ -78,12 +78,15 @@ def test_pictures_and_values_of_clients_in_tensorboard(tmp_path: Path) -> None:
 
 def test_tables_are_shown_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """W&B, TensorBoard and MLflow have the table of each round; letters are no markup."""
+    from wandb import teardown
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     wandb = WandbLogger(save_dir=tmp_path, name="w")
     board = TensorBoardLogger(tmp_path, "board")
     kept = MLFlowLogger("e", tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", artifact_location=str(tmp_path / "kept"))
     fit(Recorder(), tmp_path, logger=[wandb, board, kept])
     wandb.experiment.finish()
+    teardown()  # else later runs of this process would have its settings
     events = EventAccumulator(board.log_dir).Reload().Tensors("some/table/text_summary")
     assert [event.step for event in events] == [1, 2]
     pages = [event.tensor_proto.string_val[0].decode() for event in events]
