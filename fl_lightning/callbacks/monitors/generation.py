@@ -31,7 +31,7 @@ from fl_lightning.seeding import isolated
 
 
 class Answer(NamedTuple):
-    """What a model answers to a prompt, beside the response of the data, and whether the answer ended by itself."""
+    """Holds a prompt, the response of the data, the text that a model wrote, and whether it ended by itself."""
 
     prompt: str
     response: str
@@ -160,8 +160,8 @@ class GenerationMonitor(Monitor):
 def prompts_and_responses(tokens: Tensor, labels: Tensor, given: int | None) -> Iterator[tuple[list[int], list[int]]]:
     """Yield the tokens of the prompt and of the response of each text that has both.
 
-    The response is the last tokens in a row that the labels name, the prompt is all that stands before them. Where the
-    labels name all tokens, the prompt is the first ``given`` ones, if that is set.
+    The response is the last tokens in a row that the labels name, the prompt is all that stands before them. Where
+    these are the text's first tokens, as without labels, the prompt is the first ``given`` ones, if that is set.
 
     >>> import torch
     >>> from fl_lightning.callbacks.monitors.generation import prompts_and_responses
@@ -174,7 +174,7 @@ def prompts_and_responses(tokens: Tensor, labels: Tensor, given: int | None) -> 
     Args:
         tokens: int64 (B, T), each text from the first place on, -100 after its end.
         labels: int64 (B, T), -100 where a token is not to be predicted.
-        given: number of tokens of a prompt, in texts whose tokens all have labels.
+        given: number of tokens of a prompt, in texts that begin with their response.
     """
     for text, targets in zip(tokens, labels, strict=True):
         places = (targets >= 0).nonzero().flatten()
@@ -182,7 +182,8 @@ def prompts_and_responses(tokens: Tensor, labels: Tensor, given: int | None) -> 
             continue
         gaps = (places.diff() > 1).nonzero().flatten()
         start, stop = int(places[int(gaps[-1]) + 1 if len(gaps) else 0]), int(places[-1]) + 1
-        start = start or given or stop
+        if start == 0:  # no prompt stands before the response
+            start = stop if given is None else given
         if start < stop:
             yield text[:start].tolist(), text[start:stop].tolist()
 

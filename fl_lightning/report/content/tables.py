@@ -335,7 +335,8 @@ def answers(methods: Sequence[Method]) -> Table | None:
     rows = []
     for method in methods:
         files = method.runs[0].arrays("generated")
-        for round in sorted({*list(files)[:1], *list(files)[-1:]}):
+        rounds = list(files)
+        for round in dict.fromkeys(rounds[:1] + rounds[-1:]):  # once, where the first is the last
             arrays = load(files[round], "prompts", "responses", "answers")
             for cells in zip(*arrays.values(), strict=True):
                 rows.append([method.name, str(round), *map(str, cells)])
