@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fl_lightning.engine.states.large import checksums, digest
+from fl_lightning.engine.states.large import digest, fingerprint
 from fl_lightning.errors import ConfigurationError
 
 PREFIX = "client."
@@ -125,23 +125,23 @@ class Elsewhere:
 
     def __init__(self) -> None:
         self.names: Collection[str] = ()
-        self._sums: dict[str, int] = {}
+        self._prints: dict[str, int] = {}
         self._digests: dict[str, str] = {}  # of what has been left out so far
         self._is_known = False
 
     def remember(self, module: nn.Module) -> None:
-        """Compute the checksums of the parameters as the run was given them: once, before a checkpoint is loaded."""
+        """Compute the fingerprints of the parameters as the run was given them: once, before a checkpoint is loaded."""
         if not self._is_known:
             self._is_known = True
             given = _frozen(module, {*self.names, *getattr(module, "from_elsewhere", ())})
-            self._sums = dict(zip(given, checksums(list(given.values())), strict=True))
+            self._prints = {name: fingerprint(tensor) for name, tensor in given.items()}
 
     def leave_out(self, checkpoint: dict[str, Any]) -> None:
         """Take what is still as it was given out of a checkpoint with the module's own names, and note its digest."""
         state = checkpoint["state_dict"]
-        kept = {name: state[name].detach().contiguous() for name in self._sums if name in state}
-        for (name, tensor), now in zip(kept.items(), checksums(list(kept.values())), strict=True):
-            if now != self._sums[name]:
+        kept = {name: state[name].detach().contiguous() for name in self._prints if name in state}
+        for name, tensor in kept.items():
+            if fingerprint(tensor) != self._prints[name]:
                 continue
             if name not in self._digests:
                 self._digests[name] = digest(tensor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from xxhash import xxh3_64
 
 from fl_lightning.errors import ConfigurationError
 
@@ -51,12 +52,12 @@ def on_file(tensor: Tensor) -> Tensor:
 
 
 def checksums(tensors: Sequence[Tensor]) -> list[int]:
-    """Sum the bits of each tensor on its device, each word times a random number of its place, modulo 2⁶⁴.
+    """Compute a checksum of each tensor's bits on its device: a :func:`fingerprint` on a CPU, a sum elsewhere.
 
-    Words have at most 32 bits and the factors 63. So two tensors that differ, in whatever way, have the same sum by one
-    chance in some 10⁸, which will do to see what training has changed. (Of words of 64 bits, two whose first bit
-    changes, such as the sign of a float64, change the sum by 2⁶⁴, which is nothing.) A tensor is known by its
-    :func:`digest`.
+    The sum, modulo 2⁶⁴, is of each word times a random number of its place. Words have at most 32 bits and the factors
+    63. So two tensors that differ, in whatever way, have the same sum by one chance in some 10⁸, which will do to see
+    what training has changed. (Of words of 64 bits, two whose first bit changes, such as the sign of a float64, change
+    the sum by 2⁶⁴, which is nothing.) A tensor is known by its :func:`digest`.
 
     >>> import torch
     >>> from fl_lightning.engine.states.large import checksums
@@ -65,13 +66,15 @@ def checksums(tensors: Sequence[Tensor]) -> list[int]:
     (False, True)
 
     Args:
-        tensors: contiguous tensors.
+        tensors: contiguous tensors on one device.
     """
-    sums = [_checksum(tensor.detach()) for tensor in tensors]
-    return torch.stack(sums).tolist() if sums else []
+    if all(tensor.is_cpu for tensor in tensors):
+        return [fingerprint(tensor) for tensor in tensors]
+    sums: list[int] = torch.stack([_weighted_sum(tensor.detach()) for tensor in tensors]).tolist()
+    return sums
 
 
-def _checksum(tensor: Tensor) -> Tensor:
+def _weighted_sum(tensor: Tensor) -> Tensor:
     entries = tensor.view(-1)
     size = entries.element_size()
     if entries.nbytes % WORD == 0:
@@ -81,13 +84,10 @@ def _checksum(tensor: Tensor) -> Tensor:
     words = entries.view(WORDS[min(size, WORD)])
     factors = _factors(words.device)
     whole = len(words) // PART * PART
-    rows = words[:whole].view(-1, PART)
     rest = words[whole:].long() * factors[: len(words) - whole]
     sums = [rest.sum(0, keepdim=True)]
-    if words.is_cpu:  # one by one, in the processor's caches
-        sums += [torch.dot(row.long(), factors[:PART])[None] for row in rows]
-    else:
-        sums += [(group.long() * factors[:PART]).sum(1) for group in torch.split(rows, GROUP)]
+    for group in torch.split(words[:whole].view(-1, PART), GROUP):
+        sums.append((group.long() * factors[:PART]).sum(1))
     parts = torch.cat(sums)
     return (parts * factors[FACTORS - len(parts) :]).sum()
 
@@ -99,6 +99,14 @@ def _factors(device: torch.device) -> Tensor:
     return (2 * drawn + 1).to(device)
 
 
+def fingerprint(tensor: Tensor) -> int:
+    """Hash the bytes of a contiguous tensor by XXH3, to 64 bits; a part at a time goes to the CPU."""
+    found = xxh3_64()
+    for part in _parts(tensor):
+        found.update(part)
+    return found.intdigest()
+
+
 def digest(tensor: Tensor) -> str:
     """Hash dtype, shape and bytes of a contiguous tensor by BLAKE2b; a part at a time goes to the CPU.
 
@@ -108,6 +116,11 @@ def digest(tensor: Tensor) -> str:
     (True, False)
     """
     found = blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), digest_size=16)
-    for part in torch.split(tensor.detach().view(-1).view(torch.uint8), PIECE):
-        found.update(part.cpu().numpy().data)
+    for part in _parts(tensor):
+        found.update(part)
     return found.hexdigest()
+
+
+def _parts(tensor: Tensor) -> Iterator[memoryview]:
+    for part in torch.split(tensor.detach().view(-1).view(torch.uint8), PIECE):
+        yield part.cpu().numpy().data

@@ -2,12 +2,13 @@
 
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import xxhash
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
@@ -15,7 +16,7 @@ from fl_lightning import ConfigurationError
 from fl_lightning.engine.module import state as module_state
 from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.states import large
-from fl_lightning.engine.states.large import LARGE, checksums, digest, is_large, on_file
+from fl_lightning.engine.states.large import LARGE, checksums, digest, fingerprint, is_large, on_file
 
 
 class Frozen(LightningModule):
@@ -92,23 +93,34 @@ def test_no_file_stays_and_no_room_is_told(tmp_path: Path, monkeypatch: pytest.M
         on_file(weight)
 
 
-def test_checksums_of_several_parts() -> None:
+def sums(tensors: Sequence[Tensor]) -> list[int]:
+    """The checksums that are computed on a GPU."""
+    return [int(large._weighted_sum(tensor)) for tensor in tensors]
+
+
+on_each_device = pytest.mark.parametrize("checked", [checksums, sums])
+Checked = Callable[[Sequence[Tensor]], list[int]]
+
+
+@on_each_device
+def test_checksums_of_several_parts(checked: Checked) -> None:
     """Two parts, in either order."""
     halves = torch.arange(2 << 16, dtype=torch.int32).view(2, -1)
-    one, other, same = checksums([halves, halves.flip(0), halves.clone()])
+    one, other, same = checked([halves, halves.flip(0), halves.clone()])
     assert one == same != other
     assert checksums([]) == []
 
 
+@on_each_device
 @pytest.mark.parametrize("entries", [2**10, 2**10 - 1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.uint8])
-def test_a_checksum_is_of_the_bits_wherever_they_lie(entries: int, dtype: torch.dtype) -> None:
+def test_a_checksum_is_of_the_bits_wherever_they_lie(entries: int, dtype: torch.dtype, checked: Checked) -> None:
     """Words of four bytes, or of an entry where there is a rest, or where the tensor begins within a word."""
     values = torch.arange(entries).to(dtype)
     later = torch.cat([torch.zeros(1, dtype=dtype), values])[1:]
     changed = values.clone()
     changed[0] += 1
-    one, same, other = checksums([values, later, changed])
+    one, same, other = checked([values, later, changed])
     assert one == same != other
 
 
@@ -121,16 +133,17 @@ SIGNS: dict[str, tuple[torch.dtype, slice]] = {
 }
 
 
+@on_each_device
 @pytest.mark.parametrize("name", SIGNS)
 @pytest.mark.parametrize("entries", [2**10, 2**19])
-def test_weights_of_the_other_sign_are_others(name: str, entries: int) -> None:
+def test_weights_of_the_other_sign_are_others(name: str, entries: int, checked: Checked) -> None:
     """An even number of changed signs, in one part or several, whether the weights are drawn or all the same."""
     dtype, which = SIGNS[name]
     drawn = torch.randn(entries, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
     for weights in (drawn, torch.ones_like(drawn)):
         others = weights.clone()
         others[which] *= -1
-        one, other = checksums([weights, others])
+        one, other = checked([weights, others])
         assert one != other
         assert digest(weights) != digest(others)
 
@@ -142,4 +155,5 @@ def test_a_digest_is_of_dtype_shape_and_bytes(monkeypatch: pytest.MonkeyPatch) -
     assert digest(values) == told
     monkeypatch.setattr(large, "PIECE", 5)
     assert digest(values) == told
+    assert fingerprint(values) == xxhash.xxh3_64_intdigest(values.numpy().tobytes())
     assert len({digest(own) for own in (values, values.view(2, 3), values.view(torch.int32), -values)}) == 4
