@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 from fl_lightning.commands import CommandParser
@@ -32,7 +33,8 @@ def arguments(args: Sequence[str]) -> Namespace:
 
 def command(args: Sequence[str]) -> int:
     """Run ``export …`` and return the exit status, 0."""
-    from fl_lightning.runs.export import export  # imports torch, which takes seconds: after the arguments are checked
+    # Imports torch, which takes seconds: after the arguments are checked.
+    from fl_lightning.runs.export import checkpoint_of, export
 
     options = arguments(args)
     form: Literal["model", "adapter", "merged"] = "model"
@@ -42,5 +44,5 @@ def command(args: Sequence[str]) -> int:
         form = "merged"
     out = options.out or options.adapter or options.merge
     export(options.run, out, overwrite=options.overwrite, form=form)
-    print(f"{form}: {out}")
+    print(f"{form}: {out}, from {checkpoint_of(Path(options.run))}")
     return 0

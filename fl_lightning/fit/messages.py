@@ -402,8 +402,13 @@ REFUSED_VALUES: Answers = (
 
 
 def _plain_type(expected: str) -> str:
-    """Write a type of Python for readers: ``int or null`` for ``<class 'int'> or NoneType``."""
+    """Write a type of Python for readers.
+
+    >>> _plain_type("<class 'int'> or NoneType"), _plain_type("Literal['full', 'lora'] or NoneType")
+    ('int or null', 'full or lora or null')
+    """
     plain = re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("NoneType", "null").replace("typing.", "")
+    plain = re.sub(r"Literal\[([^]]*)\]", lambda words: words[1].replace("'", "").replace(", ", " or "), plain)
     return plain.replace("collections.abc.Sequence", "a list")
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import re
 import shutil
 import sys
 from contextlib import chdir
@@ -138,7 +139,7 @@ def fit_mine(name: str, *args: object, **arguments: Any) -> Any:
 def export(out: str, *args: object, source: Path = RUN) -> None:
     result = run("export", source, "--out", out, *args)
     assert result.status == 0, result.err
-    assert result.out == f"model: {out}\n"
+    assert re.fullmatch(rf"model: {re.escape(out)}, from \S+\.ckpt\n", result.out)
 
 
 def tensors(source: Path = RUN / "checkpoints/last.ckpt") -> dict[str, Tensor]:

@@ -45,7 +45,8 @@ class GenerationMonitor(Monitor):
     A prompt is what stands before the last response of a text, as ``columns: [prompt, response]`` or chats of
     :class:`HuggingFace` label it; in data without labels, the first ``given`` tokens of a text. At each place the model
     writes the most likely token, by transformers' ``generate`` with the model's own settings but for sampling, until an
-    end. Answers and responses are compared without special tokens and white space around them.
+    end. Answers and responses are compared without special tokens and white space around them; prompts are shown with
+    theirs.
 
     ``arrays/generated_<round>.npz`` in the run folder holds ``prompts``, ``responses`` and ``answers`` (n,), texts; the
     report shows them, and so do W&B, TensorBoard and MLflow, as ``generation/answers``. The monitor changes nothing.
@@ -71,6 +72,7 @@ class GenerationMonitor(Monitor):
             "Share of validation prompts that the new global model answers with the response, letter for letter.",
             percent=True,
             better="higher",
+            panel="exact answers",
         ),
         Metric(
             "generation/rouge_l",
@@ -78,12 +80,14 @@ class GenerationMonitor(Monitor):
             "Mean F-measure of the longest common subsequence of words of answer and response (Lin, 2004), on lower "
             "case, without punctuation.",
             better="higher",
+            panel="ROUGE-L of answers",
         ),
         Metric(
             "generation/ended",
             "Answers that end",
             "Share of answers that end by themselves, within the largest number of tokens.",
             percent=True,
+            panel="answers that end",
         ),
     )
 
@@ -141,7 +145,8 @@ class GenerationMonitor(Monitor):
         with orchestrator.server_side("generation"), evaluating(client), precision.val_step_context():
             for prompt, response in islice(self._pairs(orchestrator), self.prompts):
                 tokens, ended = client.generate(prompt, self.length, end)
-                answers.append(Answer(self._text(prompt), self._text(response), self._text(tokens), ended))
+                asked = self._text(prompt, special=True)  # the roles of a chat are special tokens
+                answers.append(Answer(asked, self._text(response), self._text(tokens), ended))
         return answers
 
     def _pairs(self, orchestrator: Server) -> Iterator[tuple[list[int], list[int]]]:
@@ -151,10 +156,10 @@ class GenerationMonitor(Monitor):
         for batch in map(orchestrator.prepare_batch, orchestrator.data.val_dataloader()):
             yield from prompts_and_responses(*client.tokens_and_labels(batch), self.given)
 
-    def _text(self, tokens: Sequence[int]) -> str:
+    def _text(self, tokens: Sequence[int], special: bool = False) -> str:
         if self._cut is None:
             return " ".join(map(str, tokens))
-        return str(self._cut.decode(tokens, skip_special_tokens=True)).strip()
+        return str(self._cut.decode(tokens, skip_special_tokens=not special)).strip()
 
 
 def prompts_and_responses(tokens: Tensor, labels: Tensor, given: int | None) -> Iterator[tuple[list[int], list[int]]]:

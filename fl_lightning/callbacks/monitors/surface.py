@@ -137,16 +137,19 @@ class LossSurface(Monitor):
             "Lowest loss on the grid around the global model (FedGAM, Fig. 4).",
             better="lower",
             paper="min_loss",
+            panel="lowest loss of the surface",
         ),
         Metric(
             "surface/away",
             "Way to the lowest loss of the surface",
             "How far from the global model the lowest loss on the grid is, in filters' own norms.",
+            panel="way to the lowest loss of the surface",
         ),
         Metric(
             "surface/rise",
             "Rise of the loss",
             "By how much the loss rises from the global model to half of the span: small at a flat minimum.",
+            panel="rise of the loss on the surface",
         ),
         Metric(
             "surface/weight/<k>",

@@ -99,10 +99,10 @@ def _read_hub(datasets: Any, name: str, subset: str | None) -> Any:
             with _silent(datasets, bars=True):
                 return datasets.load_dataset(name, subset)
         except Exception as error:  # of many classes
-            reason = _reason(error) if reached else "no such folder here, and no answer from the hub"
+            reason = _reason(error) if reached else "no answer from the hub"
             raise ConfigurationError(
-                f"expected to read {name} from the hub, got {reason!r}: correct the name, or save the data set where "
-                "there is a network, with save_to_disk, and point train to that folder"
+                f"expected to read {name}, which is no file or folder here, from the hub, got {reason!r}: correct the "
+                "name, or save the data set where there is a network, with save_to_disk, and point train to that folder"
             ) from None
 
 

@@ -67,8 +67,8 @@ class HuggingFace(ColumnData):
             unless there is ``client`` or ``partition``, such as ``DomainDirichlet``. :meth:`domain_batches` gives the
             test examples of each domain, if the test set has the column.
         leave_out: domains, as texts, that do not train: their training examples become test examples.
-        test_share: share in [0, 1) of the training examples of each client and domain that become test examples, for
-            data without a test set; drawn with the run's seed, rounded to whole examples.
+        test_share: share in [0, 1) of the training examples of each client and domain that become test examples, beside
+            those of a test set, if there is one; drawn with the run's seed, rounded to whole examples.
         tokenizer: name on the hub, or folder, of a language model whose tokenizer cuts texts into tokens, once, in
             memory: int64 (``length``,), -100 where there is no token. ``columns`` may name the column of texts, and
             that of classes; two columns of texts, of prompts and of responses; or a column of chats, which are lists of

@@ -62,7 +62,7 @@ def adapted_network(module: nn.Module) -> Any:
     if len(found) != 1:
         raise ConfigurationError(
             f"expected one network with adapters of peft in {type(module).__name__}, got {len(found)}: set adapt to "
-            "lora"
+            "lora before training; export writes a model without adapters by --merge DIR or --out FILE"
         )
     return found[0]
 

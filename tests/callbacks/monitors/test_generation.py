@@ -27,7 +27,7 @@ pytest.importorskip("peft")
 
 GPT2 = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 12, "vocab_size": 5, "bos_token_id": 4}
 FAMILIES = [("gpt2", {**GPT2, "eos_token_id": 4}), ("llama", {**LLAMA, "vocab_size": 5, "eos_token_id": 4})]
-PROMPTS, RESPONSES = ["the cat ", "cat sees ", "sees the "], ["sees the", "cat", "cat sees the"]
+PROMPTS, RESPONSES = ["the cat ", "cat sees ", "[END] sees the "], ["sees the", "cat", "cat sees the"]
 
 
 def data(folder: Path, **settings: Any) -> HuggingFace:

@@ -1,5 +1,6 @@
 """A column of domains, in Hugging Face data sets and in tables: clients, evaluation by domain, domains left out."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,12 @@ def test_a_domain_left_out_is_tested_alone(made: Any) -> None:
     tests = by_domain(data)
     assert tests["sketch"] == [2, 5, *range(2, 120, 3)]
     assert (tests["art"], tests["photo"]) == ([0, 3], [1, 4])
+
+
+def test_a_share_beside_a_test_set_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        HuggingFace(numbers(), test=numbers(6), domain="style", test_share=0.25).setup("fit")
+    assert "the test set: 6 examples of its own, and 30 moved by test_share" in caplog.text
 
 
 def test_domains_are_divided_among_clients() -> None:

@@ -317,8 +317,9 @@ def test_a_name_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.monotonic()
     line = refused("fit", *SMALL, "--data.train=somebody/faces", "--data.client=writer")
     assert line == (
-        "expected to read somebody/faces from the hub, got 'no such folder here, and no answer from the hub': correct "
-        "the name, or save the data set where there is a network, with save_to_disk, and point train to that folder"
+        "expected to read somebody/faces, which is no file or folder here, from the hub, got 'no answer from the hub': "
+        "correct the name, or save the data set where there is a network, with save_to_disk, and point train to that "
+        "folder"
     )
     assert time.monotonic() - start < 20
 

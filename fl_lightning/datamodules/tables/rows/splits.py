@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from numpy.typing import NDArray
 
 from fl_lightning.datamodules.base.dealt import hold_out, mask_of
@@ -92,6 +92,8 @@ def move_to_test(
     if share:
         is_moved |= _draw_share(train, columns, is_moved, share, seed)
     moved = train.select(np.flatnonzero(is_moved))
+    if share and (given := chosen.get("test")) is not None:
+        rank_zero_info(f"the test set: {len(given):,} examples of its own, and {len(moved):,} moved by test_share")
     result = {"train": train.select(np.flatnonzero(~is_moved))}
     result["test"] = _joined(chosen.get("test"), moved)
     is_same = chosen.get("val") is chosen.get("test")
