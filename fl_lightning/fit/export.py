@@ -34,7 +34,8 @@ def arguments(args: Sequence[str]) -> Namespace:
 def command(args: Sequence[str]) -> int:
     """Run ``export …`` and return the exit status, 0."""
     # Imports torch, which takes seconds: after the arguments are checked.
-    from fl_lightning.runs.export import checkpoint_of, export
+    from fl_lightning.runs.export import export
+    from fl_lightning.runs.folder.checkpoints import checkpoint_of
 
     options = arguments(args)
     form: Literal["model", "adapter", "merged"] = "model"

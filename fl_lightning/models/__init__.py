@@ -13,16 +13,16 @@ from fl_lightning.models.cnn import TwoLayerCNN as TwoLayerCNN
 from fl_lightning.models.detection.detector import Detector as Detector
 from fl_lightning.models.detection.yolo import YOLOv8 as YOLOv8
 from fl_lightning.models.group_norm import WithGroupNorm as WithGroupNorm
-from fl_lightning.models.language import CausalLM as CausalLM
-from fl_lightning.models.language import TextTransformer as TextTransformer
 from fl_lightning.models.mlp import LogisticRegression as LogisticRegression
 from fl_lightning.models.mlp import MultilayerPerceptron as MultilayerPerceptron
 from fl_lightning.models.mlp import TwoNN as TwoNN
 from fl_lightning.models.projection import WithProjection as WithProjection
 from fl_lightning.models.resnet import CifarResNet as CifarResNet
-from fl_lightning.models.text import BagOfWords as BagOfWords
-from fl_lightning.models.text import CharLSTM as CharLSTM
-from fl_lightning.models.text import TextLSTM as TextLSTM
+from fl_lightning.models.texts.causal_lm import CausalLM as CausalLM
+from fl_lightning.models.texts.small import BagOfWords as BagOfWords
+from fl_lightning.models.texts.small import CharLSTM as CharLSTM
+from fl_lightning.models.texts.small import TextLSTM as TextLSTM
+from fl_lightning.models.texts.text_transformer import TextTransformer as TextTransformer
 from fl_lightning.models.timm_network import TimmNetwork as TimmNetwork
 
 __all__ = [name for name, value in vars().items() if callable(value)]

@@ -323,7 +323,7 @@ def test_classes_of_texts(tmp_path: Path, bits: Any) -> None:
     fitting.save_checkpoint(tmp_path / "one.ckpt")
     saved = torch.load(tmp_path / "one.ckpt", weights_only=True)["state_dict"]
     assert all("lora_" in name or "score" in name or "metric" in name for name in saved), [*saved]
-    assert 0 <= fitting.callback_metrics["val/token_top1"] <= 1
+    assert 0 <= fitting.callback_metrics["val/top1"] <= 1
 
 
 def test_heads_of_several_layers_are_not_quantised(tmp_path: Path) -> None:

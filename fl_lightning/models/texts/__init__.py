@@ -1,0 +1,1 @@
+"""Networks that read texts, and the LightningModule that trains language models."""
