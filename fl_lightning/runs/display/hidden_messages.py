@@ -1,4 +1,4 @@
-"""Hide unhelpful messages of Lightning and torch, and the source of this package's warnings. Imports neither."""
+"""Hide unhelpful messages of libraries, and the source of this package's warnings. Imports none of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
-# Unhelpful messages of Lightning and torch: log lines by their beginnings, warnings by patterns.
+# Unhelpful messages of libraries: log lines by their beginnings, warnings by patterns.
 CHATTER = r"(\[rank: \d+\] )?Seed set to|Initializing distributed|-+\ndistributed_backend="
 CHATTER += r"|💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
 CHATTER += "|Trainer already configured with model summary"
+CHATTER += "|Failed to load CPU gemm_4bit_forward"  # which bitsandbytes looks for on the hub, and does without
+LOGGERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.fabric.utilities.seed",
+    "lightning.fabric.utilities.distributed",
+    "bitsandbytes.backends.cpu.ops",
+)
 UNHELPFUL = (
     ".*does not have many workers.*",
     ".*loading a checkpoint outside the 'fit' stage.*",  # the averaged weights are the ones to test
@@ -32,8 +39,8 @@ UNHELPFUL = (
 
 def hide_unhelpful() -> None:
     """Hide the messages in this process, for good, and, once Lightning is imported, the source of our warnings."""
-    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed", "fabric.utilities.distributed"):
-        logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_no_chatter)
     for pattern in UNHELPFUL:
         warnings.filterwarnings("ignore", pattern)
     if getattr(warnings.formatwarning, "func", None) is not _format_warning:
