@@ -67,7 +67,7 @@ class Answer:
     Attributes:
         problem: the problem.
         once, twice: the gains of all methods in the problem's rounds, and in twice as many.
-        p: for each candidate, the corrected p value at either length.
+        p: for each candidate, the corrected p value in the problem's rounds.
         winners: the candidates that are clearly better than FedAvg and not clearly below the best of them, the cheapest
             first.
     """
@@ -75,26 +75,22 @@ class Answer:
     problem: Problem
     once: pd.DataFrame
     twice: pd.DataFrame
-    p: Mapping[str, Sequence[float]]
+    p: Mapping[str, float]
     winners: Sequence[str]
 
 
 def answers_of(problems: Sequence[Problem]) -> list[Answer]:
-    """Test the candidates of all problems at both lengths: one family of tests, for Holm's correction."""
+    """Test the candidates of all problems in the problems' rounds: one family of tests, for Holm's correction."""
     tested = []
     for problem in problems:
-        at = [problem.gains_at(budget) for budget in BUDGETS]
-        for method in candidates(problem):
-            tested += [(problem.name, method, number, table["p"][method]) for number, table in enumerate(at)]
+        once = problem.gains_at(1)
+        tested += [(problem.name, method, once["p"][method]) for method in candidates(problem)]
     corrected = holm([p for *_, p in tested])
     answers = []
     for problem in problems:
         once, twice = (problem.gains_at(budget) for budget in BUDGETS)
-        p: dict[str, list[float]] = {}
-        for (name, method, _, _), value in zip(tested, corrected, strict=True):
-            if name == problem.name:
-                p.setdefault(method, []).append(value)
-        better = [method for method in p if p[method][0] < LEVEL and once["gain"][method] > 0]
+        p = {method: value for (name, method, _), value in zip(tested, corrected, strict=True) if name == problem.name}
+        better = [method for method in p if p[method] < LEVEL and once["gain"][method] > 0]
         best = winners(problem.tests_at(1), problem.measure, better)
         answers.append(Answer(problem, once, twice, p, sorted(best, key=lambda method: _cost(problem, once, method))))
     return answers
@@ -129,7 +125,7 @@ def page_of(problems: Sequence[Problem], page: Path) -> str:
         "benchmark.md.j2",
         answers=_first_table(answers),
         advice=[text for answer in answers for text in _advice(answer)],
-        tests=sum(len(values) for answer in answers for values in answer.p.values()),
+        tests=sum(len(answer.p) for answer in answers),
         matrix=_matrix(answers, whole),
         places=_places(problems),
         conflict=_conflict(whole, page.with_suffix(".png"), generator),
@@ -148,19 +144,22 @@ def _first_table(answers: Sequence[Answer]) -> str:
         for method in answer.winners:
             needs = needs_of(answer.problem, method)
             words = f" ({', '.join(needs)})" if needs else ""
-            won.append(f"**{method}**{words} {_gain(answer, method, 0)}, then {_gain(answer, method, 1)}")
-        open_ = [f"{method} {_gain(answer, method, 0)}" for method in answer.p if method not in answer.winners]
+            won.append(f"**{method}**{words} {_gain(answer, method)}, then {_of(answer.twice, method)}")
+        open_ = [f"{method} {_gain(answer, method)}" for method in answer.p if method not in answer.winners]
         name = answer.problem.name
         level = f"{answer.once['level'][BASELINE]:.1f}"
         rows.append([f"[{name}](#{name})", level, "; ".join(won) or "none", "; ".join(open_)])
     return "\n".join(pipes(["problem", "FedAvg, %", "winners, in points", "also tested"], rows))
 
 
-def _gain(answer: Answer, method: str, at: int) -> str:
-    """Write a candidate's gain at one of the lengths, with a star if it is clear."""
-    table = (answer.once, answer.twice)[at]
-    star = "\\*" if answer.p[method][at] < LEVEL else ""
-    return points(table["gain"][method], table["half"][method]) + star
+def _gain(answer: Answer, method: str) -> str:
+    """Write a candidate's gain in the problem's rounds, with a star if it is clear."""
+    star = "\\*" if answer.p[method] < LEVEL else ""
+    return _of(answer.once, method) + star
+
+
+def _of(table: pd.DataFrame, method: str) -> str:
+    return points(table["gain"][method], table["half"][method])
 
 
 def _advice(answer: Answer) -> list[str]:
@@ -283,9 +282,8 @@ def _false_gains(problems: Sequence[Problem], generator: np.random.Generator) ->
     for _ in range(SHUFFLES):
         p = []
         for problem, methods in zip(problems, named, strict=True):
-            for budget in BUDGETS:
-                table = gains(shuffled(problem.tests_at(budget), generator), problem.measure)
-                p += list(table["p"].reindex(methods))
+            table = gains(shuffled(problem.tests_at(1), generator), problem.measure)
+            p += list(table["p"].reindex(methods))
         wrong += any(value < LEVEL for value in holm(p))
     return f"{wrong} of {SHUFFLES}"
 

@@ -71,7 +71,7 @@ def test_answers(tmp_path: Path) -> None:
     assert "FedGH" not in skew
     classes = next(line for line in first.splitlines() if line.startswith("| [two-classes]"))
     assert "| none |" in classes
-    assert "over the 12 tests of this table" in " ".join(text.split())
+    assert "over the 6 tests of this table" in " ".join(text.split())
     advice = text[text.index("## If your clients") : text.index("## Does a winner")]
     assert "**FedACG**, which starts clients ahead of the global model" in advice
     assert "FedDyn is not told from it" in advice
