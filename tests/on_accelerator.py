@@ -16,12 +16,15 @@ import numpy as np
 import pytest
 import torch
 from lib import pretended
+from lib.adapted import Adapted
+from lib.adapted import Data as AdaptedData
 from lib.rules import CLIENT_RULES
 from lib.tiny_images import CALLBACKS, client, data, fit
 from lib.toy import SEEN, Capture, trainer
 from lib.two_devices import on_two_devices
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.accelerators import CUDAAccelerator
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fl_lightning import FederatedOrchestrator, LocalRun, Server
@@ -147,6 +150,30 @@ def test_a_stopped_run_goes_on(rule: Any, tmp_path: Path) -> None:
 
 
 PRECISIONS = {"64-true": torch.float64, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+def test_frozen_weights_from_elsewhere_enter_no_checkpoint(tmp_path: Path) -> None:
+    """Neither the first one of a fit nor later ones; a parameter that has changed does, before the first or later."""
+    torch.manual_seed(7)
+    path = tmp_path / "weights.safetensors"
+    save_file(Adapted(adapted=False).state_dict(), path)
+    saved: list[Any] = []
+    weight, bias = "network.0.base_layer.weight", "network.2.base_layer.bias"
+
+    class Saving(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if changed := {0: bias, 2: weight}.get(len(saved)):
+                with torch.no_grad():
+                    pl_module.client.get_parameter(changed).add_(1)
+            trainer.save_checkpoint(tmp_path / "one.ckpt")
+            saved.append(torch.load(tmp_path / "one.ckpt", "cpu", weights_only=True))
+
+    made = FederatedOrchestrator(Adapted(), init_from=str(path))
+    trainer(Saving(), rounds=3, **on_device()).fit(made, datamodule=AdaptedData())
+    first, second, third = [set(content["left_out"]) for content in saved]
+    assert first == second == {weight, "network.0.base_layer.bias", "network.2.base_layer.weight"}
+    assert first - third == {weight}
+    assert {f"client.{weight}", f"client.{bias}"} <= saved[2]["state_dict"].keys()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

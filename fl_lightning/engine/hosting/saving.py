@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fl_lightning.engine.states.large import digest, fingerprint
+from fl_lightning.engine.states.large import checksums, digest, fingerprint
 from fl_lightning.errors import ConfigurationError
 
 PREFIX = "client."
@@ -126,6 +126,7 @@ class Elsewhere:
     def __init__(self) -> None:
         self.names: Collection[str] = ()
         self._prints: dict[str, int] = {}
+        self._sums: dict[str, int] = {}  # of those that were still as given when first seen elsewhere than on the CPU
         self._digests: dict[str, str] = {}  # of what has been left out so far
         self._is_known = False
 
@@ -141,12 +142,21 @@ class Elsewhere:
         state = checkpoint["state_dict"]
         kept = {name: state[name].detach().contiguous() for name in self._prints if name in state}
         for name, tensor in kept.items():
-            if fingerprint(tensor) != self._prints[name]:
+            if not self._is_as_given(name, tensor):
                 continue
             if name not in self._digests:
                 self._digests[name] = digest(tensor)
             checkpoint.setdefault(LEFT_OUT, {})[name] = self._digests[name]
             del state[name]
+
+    def _is_as_given(self, name: str, tensor: Tensor) -> bool:
+        """Compare a parameter on its device; the first time on another one than the CPU, by its bytes on the CPU."""
+        if tensor.is_cpu:
+            return fingerprint(tensor) == self._prints[name]
+        (now,) = checksums([tensor])
+        if name not in self._sums and fingerprint(tensor) == self._prints[name]:
+            self._sums[name] = now
+        return self._sums.get(name) == now
 
 
 def fill_in(checkpoint: dict[str, Any], module: nn.Module) -> None:
