@@ -166,7 +166,8 @@ def _advice(answer: Answer) -> list[str]:
     """Answer a problem's question: what the cheapest winner does, and its command."""
     question = answer.problem.experiment.claim
     if not answer.winners:
-        return [f"{question} None of the rules that were tested is clearly better: take FedAvg, with its rate tuned."]
+        over = f"{_searches([answer.problem])} searches"
+        return [f"{question} Over {over} none of those tested is clearly better: FedAvg, its rate tuned, costs least."]
     first, *others = answer.winners
     text = f"{question} **{first}**{_what_it_does(answer.problem, first)}."
     if others:
