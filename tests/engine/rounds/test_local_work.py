@@ -196,10 +196,11 @@ def test_every_schedule_decays(make: Any, expected: list[float]) -> None:
 
 
 def test_a_rule_gives_clients_their_own_rate_and_epochs() -> None:
-    """Client 1 trains at half of 0.1, and client 0 three epochs of two steps, by the rule of the page's first block."""
+    """Client 1 trains at half of 0.1, and client 0 three epochs of two steps, by the page's rule."""
     page = (Path(__file__).parents[3] / "docs" / "reference" / "local-training.md").read_text()
     names: dict[str, Any] = {}
-    exec(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0], names)
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(next(block for block in blocks if "class OwnWork" in block), names)
     _, rates = decayed(toy.Quadratic(), 2, names["OwnWork"]({1: 0.5}, {0: 3}), local_lr_decay=0.9)
     assert rates.rates == {1: pytest.approx([0.05] * 3), 2: pytest.approx([0.045] * 3)}
     assert rates.cohort.num_steps.tolist() == [6, 3]
