@@ -4,7 +4,7 @@
 
 Digits, 20 clients of which 4 attack, all in every round, Dirichlet(0.5), 10 rounds of 2 local epochs. In percent, the
 mean over the seeds 1 to SEEDS (1 by default); nan where the model is not finite. A backdoor has a second row: how many
-stamped test images the model takes for the attackers' class. A seed takes six minutes of one core.
+stamped test images the model takes for the attackers' class. A seed takes some four minutes of one core.
 """
 
 import logging

@@ -129,8 +129,9 @@ def _without_round(labels: Row) -> Row:
 
 
 def parts_not_recorded(experiment: Experiment, results: pd.DataFrame) -> list[str]:
-    """Name the parts of the gate that results, such as those of earlier versions, do not record."""
-    recorded = {*results.columns}
+    """Name the parts of the gate that some runs of the results, such as those of earlier versions, do not record."""
+    partly = {column for column in (FELL, GAP) if column in results and results[column].isna().any()}
+    recorded = {*results.columns} - partly
     if recorded & {"top1", "map50"}:
         recorded.add(ACCURACY)  # _last_rows takes the accuracy from these
     asked = [ACCURACY, FELL]
@@ -164,9 +165,10 @@ def _last_rows(experiment: Experiment, results: pd.DataFrame) -> list[Row]:
     table = results[results["round"] == results["round"].max()]
     name = next((name for name in ("top1", "map50") if name in table), "")
     points = 100 if name == "map50" else 1  # results have top-1 in per cent, and mAP50 as a share
-    if name and ACCURACY not in table:
-        chance = 10.0 if name == "top1" else 0.0
-        table = table.assign(**{ACCURACY: points * table[name], CHANCE: chance})
+    if name:
+        table = table.reindex(columns=[*dict.fromkeys([*table.columns, ACCURACY, CHANCE])])
+        table[CHANCE] = table[CHANCE].fillna(10.0 if name == "top1" else 0.0)
+        table[ACCURACY] = table[ACCURACY].fillna(points * table[name])
     axes = axes_of(results)
     rows: list[Row] = []
     for record in table.to_dict("records"):

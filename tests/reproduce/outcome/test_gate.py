@@ -116,10 +116,20 @@ def test_what_published_results_do_not_record() -> None:
     later = ["the fall of FedAvg's training loss", "what the rules did", "whether FedAvg overfits"]
     assert parts_not_recorded(gated, results()) == later
     assert parts_not_recorded(PAPER, results(fall=0.1)) == []
+    assert parts_not_recorded(PAPER, results(fall=[0.1] * 5 + [math.nan])) == later[:1], "not of one run"
     assert parts_not_recorded(PAPER, results().rename(columns={"top1": "val/loss"})) == ["accuracy", later[0]]
     assert (
         why_not_tested(gated, Claim("", B, A, measure="val/loss"), results().rename(columns={"top1": "val/loss"})) == ""
     )
+
+
+def test_runs_without_a_record_beside_runs_with_one_are_judged_by_their_accuracy() -> None:
+    """Of B's seeds the first has none, and is at chance."""
+    mixed = results(
+        50, 50, accuracy=[50.0] * 3 + [math.nan, 50.0, 50.0], chance=[10.0] * 3 + [math.nan, 10.0, 10.0], fall=0.1
+    )
+    mixed.loc[3, "top1"] = 10.0
+    assert why_not_tested(PAPER, BETTER, mixed) == "B is at 10 % with seed 1, chance at 10 %"
 
 
 def test_columns_of_runs(tmp_path: Path) -> None:
