@@ -101,5 +101,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     print(f"| attack | {' | '.join(RULES)} |\n|---{'|---' * len(RULES)}|")
     for attack in ATTACKS:
-        means = [sum(measured(attack, rule, seed) for seed in range(1, SEEDS + 1)) / SEEDS for rule in RULES]
-        print(f"| {attack} | {' | '.join(f'{mean:.1f}' for mean in means)} |", flush=True)
+        cells = []
+        for rule in RULES:
+            values = [measured(attack, rule, seed) for seed in range(1, SEEDS + 1)]
+            cells.append(f"{sum(values) / SEEDS:.1f}")
+        print(f"| {attack} | {' | '.join(cells)} |", flush=True)
