@@ -130,7 +130,7 @@ def page_of(problems: Sequence[Problem], page: Path) -> str:
         places=_places(problems),
         conflict=_conflict(whole, page.with_suffix(".png"), generator),
         picture=page.with_suffix(".png").name,
-        false=_false_gains(problems, generator),
+        false_gains=_false_gains(problems, generator),
         searches=_searches(problems),
         problems=[_section(answer) for answer in answers],
     )

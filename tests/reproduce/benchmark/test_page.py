@@ -1,5 +1,6 @@
 """The page of answers: who beats FedAvg, in words and numbers, with a command, from results of two problems."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def test_answers(tmp_path: Path) -> None:
     assert "Of 71 choices between a constant rate and a cosine, 71 are a cosine." in " ".join(text.split())
     correlation = text[text.index("points over FedAvg* is ") :].split()[4]
     assert float(correlation) > 0.9  # by construction
+    assert re.search(r"a gain seems clear in \d+ of 100 draws", text)
     assert page.with_suffix(".png").stat().st_size > 5_000
 
 
