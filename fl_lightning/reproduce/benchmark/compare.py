@@ -65,15 +65,15 @@ def rows_of(results: pd.DataFrame, measure: str, tested: list[str] | None = None
         tested: the methods to test; all by default.
     """
     at_once, at_twice = (gains(rows, measure) for _, rows in results.groupby(BUDGET))
-    asked = at_once["seeds"].max()
+    asked = at_once["searches"].max()
     p_values = at_once["p"].where(at_once.index.isin(tested)) if tested else at_once["p"]
     at_once["p"] = holm(p_values.tolist())
     both = at_once.assign(gain_twice=at_twice["gain"], half_twice=at_twice["half"])
     rows = []
     for row in both.reset_index().to_dict("records"):
         name = row[METHOD]
-        if row["seeds"] < asked:
-            name += f" ({row['seeds']} of {asked} searches)"
+        if row["searches"] < asked:
+            name += f" ({row['searches']} of {asked} searches)"
         star = " *" if row["p"] < LEVEL else ""
         level = fixed(row["level"], 1)
         gain = points(row["gain"], row["half"])

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fl_lightning.report.statistics import LEVEL, interval, two_sided_p
-from fl_lightning.reproduce.benchmark.search import METHOD
+from fl_lightning.reproduce.benchmark.search import METHOD, search_of
 
 BASELINE = "FedAvg"
 UP, DOWN = "bytes/up", "bytes/down"
@@ -24,15 +24,15 @@ def gains(results: pd.DataFrame, measure: str) -> pd.DataFrame:
         measure: name of the column to compare.
 
     Returns:
-        One row per method, FedAvg first, the others by their gain: ``level`` (mean over the searches), ``seeds``
-        (number of searches whose test ended), ``gain`` and ``half`` (mean difference to FedAvg, half of its 95 % t
+        One row per method, FedAvg first, the others by their gain: ``level`` (mean over the searches), ``searches``
+        (number of searches whose tests all ended), ``gain`` and ``half`` (mean difference to FedAvg, half of its 95 % t
         interval), ``p`` (paired two-sided t test against 0, not corrected; nan for FedAvg and for fewer than three
         searches), ``up`` and ``down`` (what is sent in a round, in FedAvg's), ``before`` and ``after`` (share of the
         pairs of updates in conflict).
     """
     values = by_search(results, measure)
     apart = values.sub(values[BASELINE], axis=0)
-    table = pd.DataFrame({"level": values.mean(), "seeds": values.count()})
+    table = pd.DataFrame({"level": values.mean(), "searches": values.count()})
     table[["gain", "half"]] = [interval(apart[method]) for method in table.index]
     table["p"] = [_p(apart[method]) for method in table.index]
     table.loc[BASELINE, "p"] = math.nan
@@ -44,8 +44,11 @@ def gains(results: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 def by_search(results: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Return a measure with a row for each search and a column for each method."""
-    return results.pivot_table(index="seed", columns=METHOD, values=measure)
+    """Return a measure's mean over the tests of each search; a column for each method, nan where a test is missing."""
+    searches = results.assign(search=search_of(results))
+    tests = searches.pivot_table(index=["search", "seed"], columns=METHOD, values=measure)
+    known = tests.groupby("search")
+    return known.mean().where(known.count().eq(known.size(), axis=0))
 
 
 def _p(apart: pd.Series) -> float:
@@ -70,8 +73,9 @@ def winners(results: pd.DataFrame, measure: str, better: list[str]) -> list[str]
 def shuffled(results: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
     """Exchange the methods within each search at random, so that no method is better than another."""
     mixed = results.copy()
-    for _, rows in results.groupby("seed"):
-        mixed.loc[rows.index, METHOD] = generator.permutation(rows[METHOD].to_numpy())
+    for _, rows in results.groupby(search_of(results)):
+        names = rows[METHOD].unique()
+        mixed.loc[rows.index, METHOD] = rows[METHOD].map(dict(zip(names, generator.permutation(names), strict=True)))
     return mixed
 
 

@@ -21,7 +21,7 @@ from fl_lightning.reproduce.benchmark.compare import HEAD, points, rows_of
 from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, gains, shuffled, winners
 from fl_lightning.reproduce.benchmark.picture import draw
 from fl_lightning.reproduce.benchmark.problems import Problem, problem_of, results_of
-from fl_lightning.reproduce.benchmark.search import BUDGETS, METHOD, TRY
+from fl_lightning.reproduce.benchmark.search import BUDGETS, METHOD, TESTS, TRY, search_of
 from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, place_of, typical, values_in
 from fl_lightning.reproduce.experiments.experiment import Cell
 from fl_lightning.reproduce.experiments.papers import experiments
@@ -49,7 +49,7 @@ def write_answers(out: Path, file: str) -> int:
     problems = []
     for experiment in experiments().values():
         tests = results_of(experiment.id, out) if experiment.tuning else pd.DataFrame()
-        if not tests.empty and tests["seed"].nunique() >= FEWEST_SEEDS:
+        if not tests.empty and search_of(tests).nunique() >= FEWEST_SEEDS:
             problems.append(problem_of(experiment, tests, out))
     if not problems:
         raise ConfigurationError(f"no tuned experiment has three searches in {out}: fl-lightning reproduce benchmark")
@@ -130,6 +130,7 @@ def page_of(problems: Sequence[Problem], page: Path) -> str:
         places=_places(problems),
         conflict=_conflict(whole, page.with_suffix(".png"), generator),
         picture=page.with_suffix(".png").name,
+        test_seeds=TESTS[1],
         false_gains=_false_gains(problems, generator),
         searches=_searches(problems),
         problems=[_section(answer) for answer in answers],
@@ -208,8 +209,15 @@ def command_of(problem: Problem, method: str) -> str:
 
 def _chosen(problem: Problem, method: str) -> list[str]:
     """Return the names of the settings that a method's searches chose."""
-    own = problem.tests_at(1)
-    return list(own[own[METHOD].eq(method)][TRY])
+    choices = chosen_in(problem)
+    return list(choices[choices[METHOD].eq(method)][TRY])
+
+
+def chosen_in(problem: Problem) -> pd.DataFrame:
+    """Return a row for each method and search: its ``search``, what it chose, and the mean of its tests."""
+    tests = problem.tests_at(1)
+    by_choice = tests.assign(search=search_of(tests)).groupby([METHOD, "search", TRY])
+    return by_choice[problem.measure].mean().reset_index()
 
 
 def _space(problem: Problem, method: str) -> dict[str, Any]:
@@ -291,7 +299,7 @@ def _false_gains(problems: Sequence[Problem], generator: np.random.Generator) ->
 
 def _searches(problems: Sequence[Problem]) -> str:
     """Say how many searches the problems have."""
-    counts = sorted({problem.tests["seed"].nunique() for problem in problems})
+    counts = sorted({search_of(problem.tests).nunique() for problem in problems})
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
@@ -299,14 +307,14 @@ def _section(answer: Answer) -> dict[str, str]:
     """Write a problem's setting, its gains, and what its searches chose."""
     problem = answer.problem
     chosen = []
-    for row in problem.tests_at(1).sort_values([METHOD, "seed"]).to_dict("records"):
-        chosen.append([row[METHOD], str(row["seed"]), row[TRY], fixed(row[problem.measure], 1)])
+    for row in chosen_in(problem).to_dict("records"):
+        chosen.append([row[METHOD], str(row["search"]), row[TRY], fixed(row[problem.measure], 1)])
     return {
         "name": problem.name,
         "claim": problem.experiment.claim,
         "setting": _setting(problem),
         "table": "\n".join(pipes(HEAD, rows_of(problem.tests, problem.measure))),
-        "chosen": "\n".join(pipes(["method", "test's seed", "chosen", "test, %"], chosen)),
+        "chosen": "\n".join(pipes(["method", "search", "chosen", "tests, %"], chosen)),
     }
 
 

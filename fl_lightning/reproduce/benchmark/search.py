@@ -1,7 +1,7 @@
 """Search: each method draws as many settings, the best third are trained to the end, and the best one is tested.
 
-One search is one seed: of its partition, its validation images and its draws. What it chooses is tested once, with
-another seed (TEST more), so that differences between methods vary with all that a user's own search would vary with.
+One search is one seed: of its partition, its validation images and its draws. What it chooses is tested with other
+seeds, so that differences between methods vary with all that a user's own search would vary with.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from fl_lightning.runs.folder.yaml_text import read_yaml
 
 DRAWS = 12  # of each method in each search
 PART = 3  # one of so many draws is trained to the end; all are trained for one of so many parts of the rounds
-TEST = 1000  # added to a search's seed: the seed of its test
-BUDGETS = (1, 2)  # lengths of the tests, in the problem's rounds
+TEST = 1000  # a search's tests have its seed and this much more each
+TESTS = {1: 3, 2: 1}  # number of each search's tests by their length in the problem's rounds; the short ones decide
+BUDGETS = tuple(TESTS)
 METHOD, TRY, BUDGET = "method", "try", "budget"  # axes: the methods, the settings drawn, the length of a test
 CALLBACKS = "trainer.callbacks"  # followed by an argument's name: that of the last callback, the method's own
 
@@ -80,7 +81,8 @@ def searched(experiment: Experiment, runs: RunOptions) -> tuple[Experiment | Non
     """
     if max(runs.seeds) >= TEST:
         raise ConfigurationError(
-            f"seeds of a search must be below {TEST}, got {max(runs.seeds)}: its test has {TEST} more. Set --first_seed"
+            f"seeds of a search must be below {TEST}, got {max(runs.seeds)}: its tests have {TEST} more each. "
+            "Set --first_seed"
         )
     experiment = replace(experiment, cells=tuple(select(experiment.cells, runs.subset, experiment.id)))
     runs = replace(runs, subset=[])
@@ -145,16 +147,22 @@ def in_final(experiment: Experiment, kept: Kept) -> Experiment:
 
 
 def in_tests(experiment: Experiment, kept: Kept) -> Experiment:
-    """Return the experiment in which the best settings of each search are tested, each with a seed of its own."""
+    """Return the experiment in which the best settings of each search are tested, with seeds of their own."""
     rounds = rounds_of(experiment)
     cells = []
     for cell, seed, names in _kept_of(experiment, kept):
         settings = _drawn(experiment, cell, seed)[names[0]]
-        for budget in BUDGETS:
+        for budget, tests in TESTS.items():
             labels = {**cell.labels, TRY: names[0], BUDGET: budget}
             options = (*cell.options, *as_options(settings, budget * rounds), f"--trainer.max_epochs={budget * rounds}")
-            cells.append(replace(cell, labels=labels, options=options, seeds=(TEST + seed,)))
+            seeds = tuple(seed + test * TEST for test in range(1, tests + 1))
+            cells.append(replace(cell, labels=labels, options=options, seeds=seeds))
     return replace(experiment, cells=tuple(cells), tuning=None, prints=False)
+
+
+def search_of(tests: pd.DataFrame) -> pd.Series:
+    """Return the seed of the search that each test belongs to."""
+    return tests["seed"] % TEST
 
 
 def rounds_of(experiment: Experiment) -> int:

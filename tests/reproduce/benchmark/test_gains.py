@@ -27,12 +27,24 @@ def test_differences_within_searches() -> None:
     found = gains(table({"FedAvg": [50, 60, 70], "Worse": [40, 50, 60], "Better": [51, 62, 73]}), "top1")
     assert list(found.index) == ["FedAvg", "Better", "Worse"]
     better = found.loc["Better"]
-    assert (better["level"], better["gain"], better["seeds"]) == (62.0, 2.0, 3)
+    assert (better["level"], better["gain"], better["searches"]) == (62.0, 2.0, 3)
     assert better["half"] == pytest.approx(4.3027 / math.sqrt(3), abs=1e-3)
     assert better["p"] == pytest.approx(0.0742, abs=1e-3)
     worse = found.loc["Worse"]
     assert (worse["gain"], worse["p"]) == (-10.0, 0.0)  # the same difference in every search
     assert math.isnan(found.loc["FedAvg", "p"])
+
+
+def test_a_search_counts_by_the_mean_of_its_tests() -> None:
+    """Gains of the searches' tests: 0 and 2, 1 and 3, 2 and 4; so 1, 2, 3 by search. One test of Broken is missing."""
+    first = {"FedAvg": [50.0, 60.0, 70.0], "Better": [50.0, 61.0, 72.0], "Broken": [60.0, 70.0, 80.0]}
+    second = {"FedAvg": [51.0, 61.0, 71.0], "Better": [53.0, 64.0, 75.0], "Broken": [61.0, 71.0, 81.0]}
+    both = pd.concat([table(first), table(second).assign(seed=lambda rows: rows["seed"] + 1000)], ignore_index=True)
+    found = gains(both[~(both["method"].eq("Broken") & both["seed"].eq(2003))], "top1")
+    better = found.loc["Better"]
+    assert (better["gain"], better["searches"]) == (2.0, 3)
+    assert better["half"] == pytest.approx(4.3027 / math.sqrt(3), abs=1e-3)
+    assert found.loc["Broken", "searches"] == 2
 
 
 def test_what_is_sent_and_conflict_are_beside_fedavg() -> None:
@@ -58,12 +70,15 @@ def test_winners_are_not_clearly_below_the_best() -> None:
 
 
 def test_exchanged_methods_have_no_gain() -> None:
-    """Each search keeps its values, and p values of exchanged methods are below 5 % in about 5 of 100 draws."""
+    """Each search keeps its values, and a method its tests; p values are below 5 % in about 5 of 100 draws."""
     draw = np.random.default_rng(1)
     values = {name: list(50 + draw.normal(size=6)) for name in ("FedAvg", "A", "B", "C", "D")}
     values["E"] = list(70 + draw.normal(size=6))
     results = table(values)
     generator = np.random.default_rng(0)
+    twice = pd.concat([results, results.assign(seed=results["seed"] + 1000)], ignore_index=True)
+    exchanged = shuffled(twice, generator).pivot(index="method", columns="seed", values="top1")
+    assert np.array_equal(exchanged[range(1001, 1007)], exchanged[range(2001, 2007)])
     mixed = shuffled(results, generator)
     for _, seeds in pd.concat([results, mixed], keys=["before", "after"]).groupby("seed"):
         assert sorted(seeds.loc["before", "top1"]) == sorted(seeds.loc["after", "top1"])

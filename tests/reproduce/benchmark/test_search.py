@@ -77,9 +77,9 @@ def test_the_best_are_trained_to_the_end_and_tested_with_other_seeds(tmp_path: P
     tests = in_tests(own, kept)
     assert (tests.id, tests.noted, tests.prints) == ("mine/skew", ("bytes/up",), False)
     assert [(cell.labels["method"], cell.labels["budget"], cell.seeds) for cell in tests.cells] == [
-        ("FedAvg", 1, (1002,)),
+        ("FedAvg", 1, (1002, 2002, 3002)),
         ("FedAvg", 2, (1002,)),
-        ("Prox", 1, (1002,)),
+        ("Prox", 1, (1002, 2002, 3002)),
         ("Prox", 2, (1002,)),
     ]
     longer = " ".join(tests.cells[3].options)
@@ -127,7 +127,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     assert own.tuning is not None
     runs = RunOptions("", tmp_path, [999, 1000], (), [], 1, dry_run=True)
     with pytest.raises(
-        ConfigurationError, match="seeds of a search must be below 1000, got 1000: its test has 1000 more"
+        ConfigurationError, match="seeds of a search must be below 1000, got 1000: its tests have 1000 more each"
     ):
         searched(own, runs)
     with pytest.raises(ConfigurationError, match=r"must name what Prox draws, got FedAvg$"):
