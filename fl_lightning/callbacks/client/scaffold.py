@@ -21,6 +21,7 @@ from fl_lightning import (
     overrides,
     rules_of,
 )
+from fl_lightning.callbacks.server.fedavg import FedAvg
 
 
 def mean_gradient(common: Tensor, own: Tensor, delta: Tensor, reach: float) -> Tensor:
@@ -66,11 +67,17 @@ class Scaffold(FederatedCallback):
     rate times FedNova's normalizer. The paper divides by η τ, with τ local steps: this is the same for plain SGD, but
     with momentum the paper's form diverges.
 
+    Where clients' numbers of examples differ much, ``weighting="samples"`` is the rule for the loss that FedAvg
+    minimises. The published c is the mean over clients, however few examples they have: on clients with many, it adds
+    the noise of a few examples' gradients in every step.
+
     Args:
         option: "II": c_i⁺ = c_i - c - Δ_i / (η_i ‖a_i‖₁). "I": c_i⁺ is the gradient at the global model of the loss
             that ``training_step`` returns, averaged over the client's examples, which takes another pass over these
             examples.
         server_lr: η_g > 0, factor on the mean update.
+        weighting: "uniform": updates and control variates of all clients count equally, as published. "samples": client
+            i counts by its number of examples, n_i / Σ n in place of 1/N.
 
     Raises:
         ConfigurationError: an argument is out of range; the clients' optimizer is not SGD; for option II, its learning
@@ -83,10 +90,16 @@ class Scaffold(FederatedCallback):
     reads = frozenset({"steps"})
     stacks = True
 
-    def __init__(self, option: Literal["I", "II"] = "II", server_lr: float = 1.0) -> None:
+    def __init__(
+        self,
+        option: Literal["I", "II"] = "II",
+        server_lr: float = 1.0,
+        weighting: Literal["uniform", "samples"] = "uniform",
+    ) -> None:
         check_choice("option", option, "I", "II")
+        check_choice("weighting", weighting, "uniform", "samples")
         check_positive(server_lr=server_lr)
-        self.option, self.server_lr = option, server_lr
+        self.option, self.server_lr, self.weighting = option, server_lr, weighting
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -114,21 +127,27 @@ class Scaffold(FederatedCallback):
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         start = torch.zeros_like(cohort.anchor)
         common, change = self.recall("c", start), start.clone()
-        for result, delta, reach in zip(cohort.results, cohort.rows(), self._reaches(cohort).tolist(), strict=True):
+        reaches, counts = self._reaches(cohort).tolist(), self._counts(cohort.num_samples).tolist()
+        for result, delta, reach, count in zip(cohort.results, cohort.rows(), reaches, counts, strict=True):
             own, sent = self.recall(f"c/{result.client}", start), result.vectors.get("scaffold")
             renewed = mean_gradient(common, own, delta, reach) if sent is None else sent.to(start)
-            change += renewed - own
+            change += count * (renewed - own)
             self.state[f"c/{result.client}"] = renewed.cpu()  # the vectors of many clients may not fit on a GPU
         self.state["c"] = common + change / self._divisor(orchestrator, cohort)
-        return cohort.uniform().scaled(torch.full_like(cohort.weights, self.server_lr))
+        weighed = FedAvg(self.weighting).aggregate(orchestrator, cohort)
+        return weighed.scaled(torch.full_like(cohort.weights, self.server_lr))
 
     def _reaches(self, cohort: Cohort) -> Tensor:
         """Return (K,) the distance that a constant gradient of 1 moves each client."""
         return cohort.learning_rates * cohort.normalizers
 
+    def _counts(self, sizes: Tensor) -> Tensor:
+        """Return (K,) how much each client counts, given (K,) their numbers of examples."""
+        return sizes if self.weighting == "samples" else (sizes > 0).long()
+
     def _divisor(self, orchestrator: Server, cohort: Cohort) -> int:
-        """Return by how many clients the sum of the cohort's c_i⁺ - c_i is divided."""
-        return orchestrator.data.num_with_data
+        """Return by what the sum of the cohort's c_i⁺ - c_i is divided: how much all clients count."""
+        return int(self._counts(orchestrator.data.sizes).sum())
 
     def _check(self, run: LocalRun) -> None:
         name, module = type(self).__name__, type(run.module).__name__

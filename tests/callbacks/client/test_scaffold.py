@@ -40,9 +40,12 @@ def variates(rule: Scaffold, clients: int = 2) -> Tensor:
     return torch.stack([rule.state["c"], *(rule.state[f"c/{k}"] for k in range(clients))])
 
 
-def published(option: str, rounds: int, momentum: float = 0.0, server_lr: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Follow Algorithm 1 through rounds of T; the global model, and c, c_0, c_1."""
+def published(
+    option: str, rounds: int, momentum: float = 0.0, server_lr: float = 1.0, weighting: str = "uniform"
+) -> tuple[Tensor, Tensor]:
+    """Follow Algorithm 1 through rounds of T; the global model, and c, c_0, c_1. By samples, n = (1, 3)."""
     w, c, own = ZERO, ZERO, [ZERO, ZERO]
+    shares = (0.25, 0.75) if weighting == "samples" else (0.5, 0.5)
     for _ in range(rounds):
         ends, renewed = [], []
         for k, steps in enumerate(STEPS):
@@ -52,8 +55,8 @@ def published(option: str, rounds: int, momentum: float = 0.0, server_lr: float 
                 x, reach = x - ETA * velocity, reach + ETA * unit  # how far a gradient of 1 would have gone
             ends.append(x)
             renewed.append(A[k] * (w - B[k]) if option == "I" else own[k] - c - (x - w) / reach)
-        w = w + server_lr * ((ends[0] + ends[1]) / 2 - w)
-        c, own = c + sum(new - old for new, old in zip(renewed, own, strict=True)) / 2, renewed
+        w = w + server_lr * sum(share * (end - w) for share, end in zip(shares, ends, strict=True))
+        c, own = c + sum(s * (new - old) for s, new, old in zip(shares, renewed, own, strict=True)), renewed
     return w, torch.stack([c, *own])
 
 
@@ -65,18 +68,20 @@ def published(option: str, rounds: int, momentum: float = 0.0, server_lr: float 
         ("II", {"server_lr": 0.5}, 2, (-0.483177, -0.07121744986979169)),
         ("II", {"momentum": 0.9}, 1, (-1.138, -0.001375)),
         ("II", {"momentum": 0.9}, 3, None),
+        ("II", {"weighting": "samples"}, 1, (-0.938, 0.1239375)),
+        ("II", {"weighting": "samples"}, 3, None),
         ("I", {}, 1, (-0.562, -0.037375)),
         ("I", {}, 2, (-0.835243, None)),
         ("I", {"momentum": 0.9}, 3, None),
     ],
 )
-def test_rounds_of_the_toy_problem(option: Any, settings: dict[str, float], rounds: int, by_hand: Any) -> None:
+def test_rounds_of_the_toy_problem(option: Any, settings: dict[str, Any], rounds: int, by_hand: Any) -> None:
     """Option II, round 1: c_0 = -(0.19, -0.36)/(0.1·2) = (-0.95, 1.8), c_1 = (1.314, -0.28525)/(0.1·3).
 
     In round 2 of option I, client 0 ends in -0.93022 and client 1 in -0.740266. Under momentum, ‖a‖₁ = 1 + 1.9 = 2.9
     and 1 + 1.9 + 2.71 = 5.61 stand for the numbers of steps.
     """
-    rule = Scaffold(option, settings.get("server_lr", 1.0))
+    rule = Scaffold(option, settings.get("server_lr", 1.0), settings.get("weighting", "uniform"))
     model = train(rule, rounds=rounds, momentum=settings.get("momentum", 0.0))
     w, controls = published(option, rounds, **settings)
     assert close(model, w)
@@ -152,6 +157,18 @@ def test_partial_participation() -> None:
     trainer(rule, rounds=2).fit(orchestrator, datamodule=data)
     assert close(orchestrator.params, (1 / 6, -5.5))
     assert close(variates(rule, 3), torch.vstack([ROWS.mean(0), ROWS]))
+
+
+def test_partial_participation_by_samples() -> None:
+    """n = (1, 3, 4), as above but for the weights. Round 1: w = -(r_0 + 3 r_1)/4, c = (r_0 + 3 r_1)/8 = (1/8, 9/8).
+
+    Round 2: w = -(1/4, 9/4) - c - 4 r_2/7; c gains r_2/2.
+    """
+    rule, orchestrator = Scaffold(weighting="samples"), FederatedOrchestrator(Linear(2))
+    data = GivenData(ROWS, [1, 3, 4], participation=2, sampler=InTurn([0, 1], [1, 2]))
+    trainer(rule, rounds=2).fit(orchestrator, datamodule=data)
+    assert close(orchestrator.params, (-3 / 8 + 8 / 7, -27 / 8 - 24 / 7))
+    assert close(variates(rule, 3), torch.vstack([torch.tensor([-7 / 8, 33 / 8]), ROWS]))
 
 
 def test_clients_without_data_do_not_count() -> None:
