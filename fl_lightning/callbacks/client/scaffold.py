@@ -21,7 +21,6 @@ from fl_lightning import (
     overrides,
     rules_of,
 )
-from fl_lightning.callbacks.server.fedavg import FedAvg
 
 
 def mean_gradient(common: Tensor, own: Tensor, delta: Tensor, reach: float) -> Tensor:
@@ -127,14 +126,15 @@ class Scaffold(FederatedCallback):
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         start = torch.zeros_like(cohort.anchor)
         common, change = self.recall("c", start), start.clone()
-        reaches, counts = self._reaches(cohort).tolist(), self._counts(cohort.num_samples).tolist()
-        for result, delta, reach, count in zip(cohort.results, cohort.rows(), reaches, counts, strict=True):
+        counts = self._counts(cohort.num_samples)
+        clients = zip(cohort.results, cohort.rows(), self._reaches(cohort).tolist(), counts.tolist(), strict=True)
+        for result, delta, reach, count in clients:
             own, sent = self.recall(f"c/{result.client}", start), result.vectors.get("scaffold")
             renewed = mean_gradient(common, own, delta, reach) if sent is None else sent.to(start)
             change += count * (renewed - own)
             self.state[f"c/{result.client}"] = renewed.cpu()  # the vectors of many clients may not fit on a GPU
         self.state["c"] = common + change / self._divisor(orchestrator, cohort)
-        weighed = FedAvg(self.weighting).aggregate(orchestrator, cohort)
+        weighed = cohort.replace(weights=counts.double() / counts.sum())
         return weighed.scaled(torch.full_like(cohort.weights, self.server_lr))
 
     def _reaches(self, cohort: Cohort) -> Tensor:

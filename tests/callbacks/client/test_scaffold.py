@@ -160,7 +160,7 @@ def test_partial_participation() -> None:
 
 
 def test_partial_participation_by_samples() -> None:
-    """n = (1, 3, 4), as above but for the weights. Round 1: w = -(r_0 + 3 r_1)/4, c = (r_0 + 3 r_1)/8 = (1/8, 9/8).
+    """Sizes 1, 3, 4, as above but for the weights. Round 1: w = -(r_0 + 3 r_1)/4, c = (r_0 + 3 r_1)/8 = (1/8, 9/8).
 
     Round 2: w = -(1/4, 9/4) - c - 4 r_2/7; c gains r_2/2.
     """

@@ -167,7 +167,7 @@ def test_a_figures_monitor_comes_before_the_rule_whose_epochs_a_scale_changes() 
         ("fedlaw/figure-13", "fig-13"),
         ("fedgam", "table-3 table-4 table-5 fig-4 fig-5 fig-2 fig-3"),
         ("fedgam/", "table-3 table-4 table-5 fig-4 fig-5 fig-2 fig-3"),
-        ("controls", "sham adapters dose fine_tuning length steps"),
+        ("controls", "sham adapters dose fine_tuning length steps variates"),
     ],
 )
 def test_find_takes_an_id_or_a_document_tables_first(name: str, ids: str) -> None:
@@ -216,6 +216,7 @@ def test_what_is_read_is_what_rows_and_claims_name() -> None:
         "controls/fine_tuning": 100,
         "controls/adapters": 5,
         "controls/dose": 13,  # the last four evaluations
+        "controls/variates": 13,
     }
     assert last == {**tables, **ends}, "the ends of curves"
 
