@@ -66,9 +66,9 @@ class Scaffold(FederatedCallback):
     rate times FedNova's normalizer. The paper divides by η τ, with τ local steps: this is the same for plain SGD, but
     with momentum the paper's form diverges.
 
-    Where clients' numbers of examples differ much, ``weighting="samples"`` is the rule for the loss that FedAvg
-    minimises. The published c is the mean over clients, however few examples they have: on clients with many, it adds
-    the noise of a few examples' gradients in every step.
+    The published averages count a client with three examples as much as one with three thousand. Where sizes are
+    skewed, the average of the control variates costs SCAFFOLD its accuracy, and ``weighting="samples"`` gives it back
+    (``reproduce controls/variates``).
 
     Args:
         option: "II": c_i⁺ = c_i - c - Δ_i / (η_i ‖a_i‖₁). "I": c_i⁺ is the gradient at the global model of the loss

@@ -271,7 +271,8 @@ def _note_on(experiment: Experiment, scale: str, results: pd.DataFrame) -> str:
         note = "**At the paper's setting.**" if experiment.rows else "**At the config's own setting.**"
     else:
         note = f"**On a stand-in** (`--scale {scale}`): {scale_of(experiment.config, scale).note}."
-    lacking = parts_not_recorded(experiment, results)
+    claims = experiment.claims
+    lacking = dict.fromkeys(part for claim in claims for part in parts_not_recorded(experiment, claim, results))
     if lacking:
         note += f" Not recorded, and so not judged: {', '.join(lacking)}."
     return note

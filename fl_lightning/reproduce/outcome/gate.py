@@ -105,13 +105,7 @@ def why_not_tested(experiment: Experiment, claim: Claim, results: pd.DataFrame) 
         results: table of our runs, not empty.
     """
     gate = experiment.gate
-    rows = _last_rows(experiment, results)
-    at = _without_round(claim.at)
-    higher = _without_round(claim.higher)
-    than = _without_round(claim.than or claim.higher)  # a claim about a number has one side
-    sides = [[row for row in rows if has(row, at) and has(row, side)] for side in (higher, than)]
-    fedavg = [row for row in rows if has(row, gate.fedavg) and _is_beside(row, (at, higher, than), gate.fedavg)]
-
+    sides, fedavg = _runs_of(experiment, claim, results)
     whys = [_at_chance([*sides[0], *sides[1]], axes_of(results))]
     if experiment.scale:  # at the paper's own scale, the paper's rounds are enough
         whys.append(_too_early(fedavg))
@@ -123,14 +117,27 @@ def why_not_tested(experiment: Experiment, claim: Claim, results: pd.DataFrame) 
     return "; ".join(why for why in whys if why)
 
 
+def _runs_of(experiment: Experiment, claim: Claim, results: pd.DataFrame) -> tuple[list[list[Row]], list[Row]]:
+    """Return the last rows of a claim's two sides, and those of FedAvg beside them."""
+    rows = _last_rows(experiment, results)
+    at = _without_round(claim.at)
+    higher = _without_round(claim.higher)
+    than = _without_round(claim.than or claim.higher)  # a claim about a number has one side
+    sides = [[row for row in rows if has(row, at) and has(row, side)] for side in (higher, than)]
+    gate = experiment.gate
+    fedavg = [row for row in rows if has(row, gate.fedavg) and _is_beside(row, (at, higher, than), gate.fedavg)]
+    return sides, fedavg
+
+
 def _without_round(labels: Row) -> Row:
     """Leave out the round that a claim names: the gate looks at the last round alone."""
     return {axis: label for axis, label in labels.items() if axis != "round"}
 
 
-def parts_not_recorded(experiment: Experiment, results: pd.DataFrame) -> list[str]:
-    """Name the parts of the gate that some runs of the results, such as those of earlier versions, do not record."""
-    partly = {column for column in (FELL, GAP) if column in results and results[column].isna().any()}
+def parts_not_recorded(experiment: Experiment, claim: Claim, results: pd.DataFrame) -> list[str]:
+    """Name the parts of the gate that some runs of a claim, such as those of earlier versions, do not record."""
+    _, fedavg = _runs_of(experiment, claim, results)
+    partly = {column for column in (FELL, GAP) if any(math.isnan(row.get(column, math.nan)) for row in fedavg)}
     recorded = {*results.columns} - partly
     if recorded & {"top1", "map50"}:
         recorded.add(ACCURACY)  # _last_rows takes the accuracy from these

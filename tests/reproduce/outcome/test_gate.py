@@ -114,13 +114,21 @@ def test_a_claim_whose_runs_miss_the_gate_is_never_opposite() -> None:
 def test_what_published_results_do_not_record() -> None:
     gated = dataclasses.replace(PAPER, gate=Gate(dose={"conflict/ratio": 0}, overfits=True))
     later = ["the fall of FedAvg's training loss", "what the rules did", "whether FedAvg overfits"]
-    assert parts_not_recorded(gated, results()) == later
-    assert parts_not_recorded(PAPER, results(fall=0.1)) == []
-    assert parts_not_recorded(PAPER, results(fall=[0.1] * 5 + [math.nan])) == later[:1], "not of one run"
-    assert parts_not_recorded(PAPER, results().rename(columns={"top1": "val/loss"})) == ["accuracy", later[0]]
+    assert parts_not_recorded(gated, BETTER, results()) == later
+    assert parts_not_recorded(PAPER, BETTER, results(fall=0.1)) == []
+    assert parts_not_recorded(PAPER, BETTER, results(fall=[math.nan] + [0.1] * 5)) == later[:1], "one run of FedAvg"
+    assert parts_not_recorded(PAPER, BETTER, results(fall=[0.1] * 5 + [math.nan])) == [], "FedAvg's loss is asked for"
+    assert parts_not_recorded(PAPER, BETTER, results().rename(columns={"top1": "val/loss"})) == ["accuracy", later[0]]
     assert (
         why_not_tested(gated, Claim("", B, A, measure="val/loss"), results().rename(columns={"top1": "val/loss"})) == ""
     )
+
+
+def test_the_record_of_other_cells_is_not_asked_for() -> None:
+    made = runs({(alpha, method): [50.0] * 3 for alpha in (1, 2) for method in "AB"}, "alpha", "method")
+    made["gate/fall"] = made["alpha"].map({1: math.nan, 2: 0.1})
+    assert parts_not_recorded(PAPER, Claim("", B, A, at={"alpha": 1}), made) == ["the fall of FedAvg's training loss"]
+    assert parts_not_recorded(PAPER, Claim("", B, A, at={"alpha": 2}), made) == []
 
 
 def test_runs_without_a_record_beside_runs_with_one_are_judged_by_their_accuracy() -> None:
