@@ -21,6 +21,7 @@ from fl_lightning import (
     overrides,
     rules_of,
 )
+from fl_lightning.later import later
 
 
 def mean_gradient(common: Tensor, own: Tensor, delta: Tensor, reach: float) -> Tensor:
@@ -89,6 +90,7 @@ class Scaffold(FederatedCallback):
     reads = frozenset({"steps"})
     stacks = True
 
+    @later(weighting="uniform")
     def __init__(
         self,
         option: Literal["I", "II"] = "II",
