@@ -123,9 +123,14 @@ def _runs_of(experiment: Experiment, claim: Claim, results: pd.DataFrame) -> tup
     at = _without_round(claim.at)
     higher = _without_round(claim.higher)
     than = _without_round(claim.than or claim.higher)  # a claim about a number has one side
-    sides = [[row for row in rows if has(row, at) and has(row, side)] for side in (higher, than)]
-    gate = experiment.gate
-    fedavg = [row for row in rows if has(row, gate.fedavg) and _is_beside(row, (at, higher, than), gate.fedavg)]
+    there = [row for row in rows if has(row, at)]
+    sides = []
+    for side in (higher, than):
+        sides.append([row for row in there if has(row, side)])
+    fedavg = []
+    for row in rows:
+        if has(row, experiment.gate.fedavg) and _is_beside(row, (at, higher, than), experiment.gate.fedavg):
+            fedavg.append(row)
     return sides, fedavg
 
 
@@ -137,8 +142,9 @@ def _without_round(labels: Row) -> Row:
 def parts_not_recorded(experiment: Experiment, claim: Claim, results: pd.DataFrame) -> list[str]:
     """Name the parts of the gate that some runs of a claim, such as those of earlier versions, do not record."""
     _, fedavg = _runs_of(experiment, claim, results)
-    partly = {column for column in (FELL, GAP) if any(math.isnan(row.get(column, math.nan)) for row in fedavg)}
-    recorded = {*results.columns} - partly
+    recorded = {*results.columns}
+    for row in fedavg:
+        recorded -= {column for column in (FELL, GAP) if pd.isna(row.get(column))}
     if recorded & {"top1", "map50"}:
         recorded.add(ACCURACY)  # _last_rows takes the accuracy from these
     asked = [ACCURACY, FELL]

@@ -105,9 +105,9 @@ def _finding(
     if why:
         verdict = WITHHELD
         p = math.nan
-    elif verdict in (TOO_SMALL, OPPOSITE) and parts_not_recorded(experiment, claim, results):
+    elif verdict in (TOO_SMALL, OPPOSITE) and (lacking := parts_not_recorded(experiment, claim, results)):
         verdict = OPEN
-        why = f"its runs do not record {', '.join(parts_not_recorded(experiment, claim, results))}"
+        why = f"its runs do not record {', '.join(lacking)}"
     elif verdict == OPEN and decide(values, [0.0] * len(values), claim.by)[0] == HOLDS:
         why = "the side is clear, the size is not"
     elif standing_in:
