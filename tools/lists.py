@@ -274,6 +274,18 @@ def counts() -> list[str]:
     ]
 
 
+def scales() -> list[str]:
+    """Make the lines of README's first screen that say at which scale the papers' claims were tested."""
+    text = " ".join(claims())
+    found = re.search(r"(\d+ of \d+) claims are tested: holds (\d+).* alone (\d+) were run", text)
+    assert found, text
+    tested, holds, alone = found.groups()
+    return [
+        f"Of the claims of the papers behind these rules, {tested} are tested [at the paper's own",
+        f"setting](docs/results/ledger.md): {holds} hold. {alone} more were run on smaller stand-ins alone.",
+    ]
+
+
 def claims() -> list[str]:
     """Return the ledger's first lines, which count the papers' claims by verdict and scale."""
     ledger = (ROOT / "docs" / "results" / "ledger.md").read_text()
@@ -330,7 +342,7 @@ def pages() -> dict[Path, dict[str, list[str]]]:
             "callbacks": callback_tables(),
             "other classes": other_classes(),
         },
-        ROOT / "README.md": {"counts": counts()},
+        ROOT / "README.md": {"scales": scales(), "counts": counts()},
         ROOT / "docs" / "results" / "index.md": {"claims": claims()},
         ROOT / "docs" / "reference" / "server-rules.md": {"server rules": table("server"), "chains": chains()},
         ROOT / "docs" / "reference" / "client-rules.md": {"client rules": table("client")},

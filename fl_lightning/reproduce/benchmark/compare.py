@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -17,10 +18,9 @@ from fl_lightning.reproduce.outcome import tables
 from fl_lightning.reproduce.run_options import RunOptions
 from fl_lightning.reproduce.running import run
 
-HEAD = ["method", "%", "− FedAvg", "p", "at twice the rounds", "up, down", "conflict"]
 CAPTION = (
-    "gains with 95 % t intervals over the searches; * clear at 5 %, by a paired t test{family}. up, down: what is sent "
-    "in a round, in FedAvg's. conflict: share of the pairs of updates that point apart, before → after correction."
+    "Gains with 95 % t intervals over the searches; * clear at 5 %, by a paired t test{family}. Up, down: what is sent "
+    "in a round, in FedAvg's. Conflict: share of the pairs of updates that point apart, before → after correction."
 )
 HOLM = " and Holm's method over the rows"
 
@@ -49,39 +49,41 @@ def print_gains(experiment: Experiment, runs: RunOptions, own: str | None) -> No
     results = results_of(experiment.id, runs.out / experiment.scale, experiment.scale)
     if results.empty or BASELINE not in set(results[METHOD]):
         return
-    family = "" if own else HOLM
-    rows = rows_of(results, experiment.measures[0], [own] if own else None)
-    Console().print(
-        tables.framed(f"{experiment.id}: {experiment.metric}", HEAD, rows, caption=CAPTION.format(family=family))
-    )
+    measure = experiment.measures[0]
+    once = gains(results[results[BUDGET].eq(1)], measure)["p"]
+    tested = once[[own]] if own else once.drop(BASELINE)
+    p = dict(zip(tested.index, holm(tested.tolist()), strict=True))
+    head, rows = table_of(results, measure, p)
+    caption = CAPTION.format(family="" if own else HOLM)
+    Console().print(tables.framed(f"{experiment.id}: {experiment.metric}", head, rows, caption=caption))
 
 
-def rows_of(results: pd.DataFrame, measure: str, tested: list[str] | None = None) -> list[list[str]]:
-    """Write the gains of a problem's methods, with the columns of HEAD.
+def table_of(results: pd.DataFrame, measure: str, p: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:
+    """Write the gains of a problem's methods: the heads of the columns, and the rows.
 
     Args:
         results: the tests of a problem at both budgets.
         measure: name of the column to compare.
-        tested: the methods to test; all by default.
+        p: the corrected p value of each method that is tested, in the problem's rounds.
     """
     at_once, at_twice = (gains(rows, measure) for _, rows in results.groupby(BUDGET))
     asked = at_once["searches"].max()
-    p_values = at_once["p"].where(at_once.index.isin(tested)) if tested else at_once["p"]
-    at_once["p"] = holm(p_values.tolist())
-    both = at_once.assign(gain_twice=at_twice["gain"], half_twice=at_twice["half"])
+    tells_worst = at_once["worst"].notna().any()
+    both = at_once.assign(p=pd.Series(p), gain_twice=at_twice["gain"], half_twice=at_twice["half"])
     rows = []
     for row in both.reset_index().to_dict("records"):
         name = row[METHOD]
         if row["searches"] < asked:
             name += f" ({row['searches']} of {asked} searches)"
         star = " *" if row["p"] < LEVEL else ""
-        level = fixed(row["level"], 1)
         gain = points(row["gain"], row["half"])
         twice = points(row["gain_twice"], row["half_twice"])
         sent = f"× {fixed(row['up'], 1)}, {fixed(row['down'], 1)}"
         conflict = f"{fixed(row['before'], 2)} → {fixed(row['after'], 2)}"
-        rows.append([name, level, f"{gain}{star}", fixed(row["p"], 3), twice, sent, conflict])
-    return rows
+        worst = [fixed(row["worst"], 1)] if tells_worst else []
+        rows.append([name, fixed(row["level"], 1), *worst, f"{gain}{star}", fixed(row["p"], 3), twice, sent, conflict])
+    worst = ["worst tenth, %"] if tells_worst else []
+    return ["method", "%", *worst, "− FedAvg", "p", "at twice the rounds", "up, down", "conflict"], rows
 
 
 def points(gain: float, half: float) -> str:

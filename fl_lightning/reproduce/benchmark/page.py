@@ -17,7 +17,7 @@ from fl_lightning.fit.helps.class_lists import first_sentence
 from fl_lightning.report.elements import pipes
 from fl_lightning.report.numbers import fixed
 from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm
-from fl_lightning.reproduce.benchmark.compare import HEAD, points, rows_of
+from fl_lightning.reproduce.benchmark.compare import CAPTION, points, table_of
 from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, gains, shuffled, winners
 from fl_lightning.reproduce.benchmark.picture import draw
 from fl_lightning.reproduce.benchmark.problems import Problem, problem_of, results_of
@@ -34,11 +34,12 @@ EDGE = 0.1  # part of a range that counts as its end
 
 
 def write_answers(out: Path, file: str) -> int:
-    """Write the page of the tuned experiments that have results below a folder, and a picture beside it.
+    """Write the page of the tuned experiments that have results below a folder.
 
     Args:
         out: folder of all results, as ``reproduce --out``.
-        file: path of the page in Markdown.
+        file: path of the page in Markdown. Beside it are a picture, ``<name>.png``, and for each problem a page with
+            all its numbers, ``<name>-<problem>.md``.
 
     Returns:
         The exit status, 0.
@@ -55,7 +56,8 @@ def write_answers(out: Path, file: str) -> int:
         raise ConfigurationError(f"no tuned experiment has three searches in {out}: fl-lightning reproduce benchmark")
     page = Path(file)
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(page_of(problems, page), encoding="utf-8")
+    for path, text in pages_of(problems, page).items():
+        path.write_text(text, encoding="utf-8")
     print(f"answers: {page}")
     return 0
 
@@ -116,14 +118,14 @@ def needs_of(problem: Problem, method: str) -> list[str]:
     return list(tuning.needs.get(method, ()))
 
 
-def page_of(problems: Sequence[Problem], page: Path) -> str:
-    """Write the page's text, and draw the picture beside it."""
+def pages_of(problems: Sequence[Problem], page: Path) -> dict[Path, str]:
+    """Write the texts of the page, for a path, and of the pages beside it, one for each problem; draw the picture."""
     answers = answers_of(problems)
     whole = pd.concat({answer.problem.name: answer.once for answer in answers}, names=["problem", METHOD]).reset_index()
     generator = np.random.default_rng(0)
-    return tables.page_from(
+    text = tables.page_from(
         "benchmark.md.j2",
-        answers=_first_table(answers),
+        answers=_first_table(answers, page),
         advice=[text for answer in answers for text in _advice(answer)],
         tests=sum(len(answer.p) for answer in answers),
         matrix=_matrix(answers, whole),
@@ -133,11 +135,17 @@ def page_of(problems: Sequence[Problem], page: Path) -> str:
         test_seeds=TESTS[1],
         false_gains=_false_gains(problems, generator),
         searches=_searches(problems),
-        problems=[_section(answer) for answer in answers],
+        problems=len(problems),
     )
+    return {page: text, **{_page_of(page, answer): _numbers(answer, page) for answer in answers}}
 
 
-def _first_table(answers: Sequence[Answer]) -> str:
+def _page_of(page: Path, answer: Answer) -> Path:
+    """Return the path of the page with all numbers of a problem."""
+    return page.with_name(f"{page.stem}-{answer.problem.name}.md")
+
+
+def _first_table(answers: Sequence[Answer], page: Path) -> str:
     """Write for each problem FedAvg's level, and the winners with their gains at both lengths and their needs."""
     rows = []
     for answer in answers:
@@ -147,9 +155,9 @@ def _first_table(answers: Sequence[Answer]) -> str:
             words = f" ({', '.join(needs)})" if needs else ""
             won.append(f"**{method}**{words} {_gain(answer, method)}, then {_of(answer.twice, method)}")
         open_ = [f"{method} {_gain(answer, method)}" for method in answer.p if method not in answer.winners]
-        name = answer.problem.name
+        link = f"[{answer.problem.name}]({_page_of(page, answer).name})"
         level = f"{answer.once['level'][BASELINE]:.1f}"
-        rows.append([f"[{name}](#{name})", level, "; ".join(won) or "none", "; ".join(open_)])
+        rows.append([link, level, "; ".join(won) or "none", "; ".join(open_)])
     return "\n".join(pipes(["problem", "FedAvg, %", "winners, in points", "also tested"], rows))
 
 
@@ -303,19 +311,23 @@ def _searches(problems: Sequence[Problem]) -> str:
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
-def _section(answer: Answer) -> dict[str, str]:
-    """Write a problem's setting, its gains, and what its searches chose."""
+def _numbers(answer: Answer, page: Path) -> str:
+    """Write a problem's page: its setting, its gains, and what its searches chose."""
     problem = answer.problem
     chosen = []
     for row in chosen_in(problem).to_dict("records"):
         chosen.append([row[METHOD], str(row["search"]), row[TRY], fixed(row[problem.measure], 1)])
-    return {
-        "name": problem.name,
-        "claim": problem.experiment.claim,
-        "setting": _setting(problem),
-        "table": "\n".join(pipes(HEAD, rows_of(problem.tests, problem.measure))),
-        "chosen": "\n".join(pipes(["method", "search", "chosen", "tests, %"], chosen)),
-    }
+    head, rows = table_of(problem.tests, problem.measure, answer.p)
+    return tables.page_from(
+        "benchmark-problem.md.j2",
+        name=problem.name,
+        claim=problem.experiment.claim,
+        setting=_setting(problem),
+        page=page.name,
+        table="\n".join(pipes(head, rows)),
+        caption=CAPTION.format(family=" and Holm's method over the tests of all problems"),
+        chosen="\n".join(pipes(["method", "search", "chosen", "tests, %"], chosen)),
+    )
 
 
 def _setting(problem: Problem) -> str:

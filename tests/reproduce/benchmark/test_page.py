@@ -84,13 +84,31 @@ def test_answers(tmp_path: Path) -> None:
     assert "--model.local_lr_scheduler=CosineAnnealingLR --model.local_lr_scheduler.T_max=ROUNDS" in line
     assert "| FedGH | +0.4 | 1 of 2 |" in text
     assert "| **+3.9** |" in text
-    assert "CAGrad (5 of 6 searches)" in text
+    numbers = page.with_name("answers-two-classes.md").read_text()
+    assert "CAGrad (5 of 6 searches)" in numbers
+    assert "(answers-two-classes.md)" in classes
+    rows = [row.split(" | ") for row in numbers.splitlines() if row.endswith(" |") and " → 0." in row]
+    tested = [row[0].removeprefix("| ") for row in rows if row[3] != "–"]
+    assert sorted(tested) == ["CAGrad (5 of 6 searches)", "FedACG", "FedDyn"]
     assert "`model.client.optimizer.lr` | 72 |" in text, "six methods, six searches, two problems"
     assert "Of 72 choices between a constant rate and a cosine, 72 are a cosine." in " ".join(text.split())
     correlation = text[text.index("points over FedAvg* is ") :].split()[4]
     assert float(correlation) > 0.9  # by construction
     assert re.search(r"a gain seems clear in \d+ of 100 draws", text)
     assert page.with_suffix(".png").stat().st_size > 5_000
+
+
+def test_the_worst_clients_are_told_where_they_were_measured(tmp_path: Path) -> None:
+    write_results(tmp_path)
+    results = tmp_path / "benchmark" / "two-classes" / "results.csv"
+    table = pd.read_csv(results)
+    table.assign(**{"personal/top1_worst": np.where(table["method"].eq("FedDyn"), 41.0, 52.0)}).to_csv(results)
+    write_answers(tmp_path, str(tmp_path / "answers.md"))
+    numbers = (tmp_path / "answers-two-classes.md").read_text()
+    assert "| method | % | worst tenth, % | − FedAvg |" in numbers
+    row = next(row for row in numbers.splitlines() if row.startswith("| FedDyn |"))
+    assert row.split(" | ")[2] == "41.0"
+    assert "worst tenth" not in (tmp_path / "answers-label-skew.md").read_text()
 
 
 def test_the_command_can_be_read(tmp_path: Path) -> None:
