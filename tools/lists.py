@@ -277,12 +277,13 @@ def counts() -> list[str]:
 def scales() -> list[str]:
     """Make the lines of README's first screen that say at which scale the papers' claims were tested."""
     text = " ".join(claims())
-    found = re.search(r"(\d+ of \d+) claims are tested: holds (\d+).* alone (\d+) were run", text)
+    found = re.search(r"(\d+ of \d+) claims are tested: (.*?)\. .* alone (\d+) were run", text)
     assert found, text
-    tested, holds, alone = found.groups()
+    tested, verdicts, alone = found.groups()
     return [
-        f"Of the claims of the papers behind these rules, {tested} are tested [at the paper's own",
-        f"setting](docs/results/ledger.md): {holds} hold. {alone} more were run on smaller stand-ins alone.",
+        f"Of the claims of papers and benchmarks that it repeats, {tested} are tested [at their own",
+        f"setting](docs/results/ledger.md): {verdicts}.",
+        f"{alone} more were run on smaller stand-ins alone, which cannot speak for the papers.",
     ]
 
 

@@ -249,7 +249,7 @@ def summary(entries: Sequence[Entry]) -> str:
         f"{len(places.at_the_setting)} of {len(entries)} claims are tested: {tested}.",
         f"**On a stand-in** alone {len(stand_ins)} were run: {run}. They "
         f"speak of smaller experiments and not of the papers': {perceptrons} have a perceptron for the paper's "
-        f"network, {faster} another learning rate, {other_data} another data set.",
+        f"network, {faster} another learning rate, {other_data} another data set, some more than one of these.",
         f"**Not run**: {len(places.not_run)}.",
     ]
     return "\n".join(textwrap.fill(f"- {point}", LINE, subsequent_indent="  ") for point in points)
