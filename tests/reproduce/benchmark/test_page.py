@@ -1,6 +1,7 @@
 """The page of answers: who beats FedAvg, in words and numbers, with a command, from results of two problems."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import pytest
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import config_of
 from fl_lightning.reproduce.benchmark import problems
-from fl_lightning.reproduce.benchmark.page import write_answers
-from fl_lightning.reproduce.benchmark.problems import results_of
+from fl_lightning.reproduce.benchmark.page import command_of, write_answers
+from fl_lightning.reproduce.benchmark.problems import Problem, results_of
 from fl_lightning.reproduce.benchmark.search import TESTS, in_draws
 from fl_lightning.reproduce.command import command
-from fl_lightning.reproduce.experiments.papers import find
+from fl_lightning.reproduce.experiments.papers import experiments, find
 
 GAINS = {  # over FedAvg, in points
     "label-skew": {"FedACG": 4.0, "FedDyn": 3.95, "FedAdam": 2.0, "FedGH": 1.9, "CAGrad": -2.0},
@@ -121,6 +122,22 @@ def test_the_command_can_be_read(tmp_path: Path) -> None:
     config = config_of(["--config=digits_gh.yaml", "--trainer.callbacks=[]", *words])
     assert config["trainer"]["callbacks"][-1]["class_path"].endswith("FedACG")
     assert config["model"]["local_lr_scheduler"]["init_args"]["T_max"] == 7
+
+
+def test_every_method_has_a_command_that_can_be_read() -> None:
+    read = set()
+    for experiment in experiments().values():
+        if experiment.tuning is None:
+            continue
+        for cell in in_draws(experiment, [1]).cells:
+            method = cell.labels["method"]
+            if method not in read:
+                read.add(method)
+                tests = pd.DataFrame([{**cell.labels, "seed": 1001, "budget": 1, experiment.measures[0]: 1.0}])
+                command = command_of(Problem(experiment, tests, tests), method)
+                words = shlex.split(command.partition("YOURS.yaml")[2].replace("ROUNDS", "7"))
+                assert config_of(["--config=digits_gh.yaml", *words])
+    assert len(read) > 40
 
 
 def test_few_searches_answer_nothing(tmp_path: Path) -> None:
