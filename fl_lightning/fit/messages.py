@@ -52,7 +52,7 @@ class ParsingError(Exception):
         super().__init__(message)
         self.message, self.options, self.owner = message, options, owner
         # Without options that only give help, append to a list or are parts of other options.
-        self.accepted = [name for name in options if name.isidentifier() and name != "help"]
+        self.accepted = [name for name in options if name.isidentifier() and name not in ("help", "print_shtab")]
 
 
 def run_and_report(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
@@ -268,6 +268,8 @@ def first_answer(answers: Answers, refusal: Refusal) -> str | None:
 def no_such_option(match: re.Match[str], refusal: Refusal) -> str:
     """Say what an option of the command line may be meant to be."""
     name, value = match.groups()
+    if refusal.owner:  # a part of an option, of which the class that the other part names has no such argument
+        return f"there is no option {name}: {_arguments_of(refusal)}"
     hint = option_meant_by(name, value) or _nearest(name, refusal.options, dashes="--")
     return f"there is no option --{name}; {hint}"
 
@@ -308,12 +310,17 @@ def no_such_option_of_the_class(match: re.Match[str], refusal: Refusal) -> str |
     if hint:
         return f"{missing}; {hint}"
     if not refusal.owner:
-        return f"{missing}; --{refusal.place}.help CLASS lists those of a class"
-    accepted = ", ".join(refusal.accepted) or "none"
-    answer = f"{missing}: {refusal.owner or 'it'} has {accepted}"
+        lists = f"--{refusal.place}.help CLASS lists those of a class" if refusal.keys else "--help lists what there is"
+        return f"{missing}; {lists}"
+    answer = f"{missing}: {_arguments_of(refusal)}"
     if refusal.keys and refusal.keys[-1] == "trainer.callbacks":
         return f"{answer}; options act on the last of the callbacks"
     return answer
+
+
+def _arguments_of(refusal: Refusal) -> str:
+    """Say which arguments the class has that refuses one."""
+    return f"{refusal.owner} has {', '.join(refusal.accepted) or 'none'}"
 
 
 def no_import(match: re.Match[str], refusal: Refusal) -> str:

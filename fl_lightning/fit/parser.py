@@ -38,7 +38,11 @@ class Parser(LightningArgumentParser):
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise an error; the parser would print its usage and exit."""
-        raise ParsingError(message, options_of(self), next(iter(self.groups or ()), "")) from ex
+        owner = "" if self._is_of_a_command() else next(iter(self.groups or ()), "")
+        raise ParsingError(message, options_of(self), owner) from ex
+
+    def _is_of_a_command(self) -> bool:
+        return {"trainer", "model", "data"} <= set(self.groups or ())
 
     @override
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
@@ -57,9 +61,8 @@ class Parser(LightningArgumentParser):
     @override
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Write a page of help for a command; the parser would write hundreds of lines, Lightning's first."""
-        groups = self.groups or {}
-        if {"trainer", "model", "data"} <= set(groups):
-            return brief(self.prog.split()[-1], self._actions, groups)
+        if self._is_of_a_command():
+            return brief(self.prog.split()[-1], self._actions, self.groups or {})
         return plain(str(super().format_help(*args, **kwargs)))
 
     @override

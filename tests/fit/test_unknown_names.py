@@ -103,6 +103,15 @@ def test_users_class_that_is_not_there(name: str, message: str) -> None:
     assert said.endswith(message)
 
 
+def test_argument_of_an_argument_that_a_users_module_does_not_have() -> None:
+    """The answer names the module's own arguments; it does not propose the option that was typed."""
+    Path("mine.py").write_text(
+        "import lightning\n\n\nclass Net(lightning.LightningModule):\n    def __init__(self, lr: float = 0.1): ...\n"
+    )
+    said = refusal("--config=tiny.yaml", "--model.client=mine.Net", "--model.client.optimizer.lr=0.2")
+    assert said == "there is no option optimizer.lr: Net has lr"
+
+
 OPTIONS = {
     "--data.num_clinets=2": "num_clients",
     "--data.partition.alhpa=1": "alpha",

@@ -19,8 +19,8 @@ from fl_lightning.reproduce.run_options import RunOptions
 from fl_lightning.reproduce.running import run
 
 CAPTION = (
-    "Gains with 95 % t intervals over the searches; * clear at 5 %, by a paired t test{family}. Up, down: what is sent "
-    "in a round, in FedAvg's. Conflict: share of the pairs of updates that point apart, before → after correction."
+    "Gains with 95 % t intervals over the searches; * clear at 5 %, by a paired t test{family}. Upload, download: what "
+    "is sent in a round, in FedAvg's. Conflict: share of the pairs of updates that point apart."
 )
 HOLM = " and Holm's method over the rows"
 
@@ -83,7 +83,8 @@ def table_of(results: pd.DataFrame, measure: str, p: Mapping[str, float]) -> tup
         worst = [fixed(row["worst"], 1)] if tells_worst else []
         rows.append([name, fixed(row["level"], 1), *worst, f"{gain}{star}", fixed(row["p"], 3), twice, sent, conflict])
     worst = ["worst tenth, %"] if tells_worst else []
-    return ["method", "%", *worst, "− FedAvg", "p", "at twice the rounds", "up, down", "conflict"], rows
+    measures = ["upload, download", "conflict, before → after"]
+    return ["method", "%", *worst, "− FedAvg", "p", "at twice the rounds", *measures], rows
 
 
 def points(gain: float, half: float) -> str:

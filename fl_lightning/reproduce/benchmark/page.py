@@ -112,10 +112,16 @@ def _cost(problem: Problem, table: pd.DataFrame, method: str) -> tuple[int, floa
 
 
 def needs_of(problem: Problem, method: str) -> list[str]:
-    """Name what a method needs beside FedAvg."""
+    """Name what a method needs beside FedAvg, apart from what it sends."""
     tuning = problem.experiment.tuning
     assert tuning is not None
     return list(tuning.needs.get(method, ()))
+
+
+def _sends(table: pd.DataFrame, method: str) -> list[str]:
+    """Name what a method sends beside FedAvg."""
+    sent = {"uploads": table["up"][method], "downloads": table["down"][method]}
+    return [f"{fixed(times, 1)} × the {what}" for what, times in sent.items() if round(times, 1) > 1]
 
 
 def pages_of(problems: Sequence[Problem], page: Path) -> dict[Path, str]:
@@ -126,7 +132,7 @@ def pages_of(problems: Sequence[Problem], page: Path) -> dict[Path, str]:
     text = tables.page_from(
         "benchmark.md.j2",
         answers=_first_table(answers, page),
-        advice=[text for answer in answers for text in _advice(answer)],
+        advice=[_advice(answer) for answer in answers],
         tests=sum(len(answer.p) for answer in answers),
         matrix=_matrix(answers, whole),
         places=_places(problems),
@@ -146,19 +152,19 @@ def _page_of(page: Path, answer: Answer) -> Path:
 
 
 def _first_table(answers: Sequence[Answer], page: Path) -> str:
-    """Write for each problem FedAvg's level, and the winners with their gains at both lengths and their needs."""
+    """Write for each problem FedAvg's level, and the tested methods, their gains at both budgets and needs."""
     rows = []
     for answer in answers:
-        won = []
-        for method in answer.winners:
-            needs = needs_of(answer.problem, method)
-            words = f" ({', '.join(needs)})" if needs else ""
-            won.append(f"**{method}**{words} {_gain(answer, method)}, then {_of(answer.twice, method)}")
-        open_ = [f"{method} {_gain(answer, method)}" for method in answer.p if method not in answer.winners]
-        link = f"[{answer.problem.name}]({_page_of(page, answer).name})"
         level = f"{answer.once['level'][BASELINE]:.1f}"
-        rows.append([link, level, "; ".join(won) or "none", "; ".join(open_)])
-    return "\n".join(pipes(["problem", "FedAvg, %", "winners, in points", "also tested"], rows))
+        first = [f"[{answer.problem.name}]({_page_of(page, answer).name})", level]
+        others = sorted(set(answer.p) - set(answer.winners), key=lambda method: -answer.once["gain"][method])
+        for method in [*answer.winners, *others]:
+            name = f"**{method}**" if method in answer.winners else method
+            needs = [*needs_of(answer.problem, method), *_sends(answer.once, method)]
+            rows.append([*first, name, _gain(answer, method), _of(answer.twice, method), ", ".join(needs)])
+            first = ["", ""]
+    head = ["problem", "FedAvg, %", "rule", "gain", "at twice the rounds", "needs beside FedAvg"]
+    return "\n".join(pipes(head, rows))
 
 
 def _gain(answer: Answer, method: str) -> str:
@@ -171,17 +177,21 @@ def _of(table: pd.DataFrame, method: str) -> str:
     return points(table["gain"][method], table["half"][method])
 
 
-def _advice(answer: Answer) -> list[str]:
-    """Answer a problem's question: what the cheapest winner does, and its command."""
-    question = answer.problem.experiment.claim
-    if not answer.winners:
+def _advice(answer: Answer) -> str:
+    """Answer a problem's question: what the cheapest winner does, and its command beside that of FedAvg."""
+    text = answer.problem.experiment.claim
+    if answer.winners:
+        first, *others = answer.winners
+        text += f" **{first}**{_what_it_does(answer.problem, first)}."
+        if others:
+            text += f" {', '.join(others)} cannot be told from it."
+    else:
         over = f"{_searches([answer.problem])} searches"
-        return [f"{question} Over {over} none of those tested is clearly better: FedAvg, its rate tuned, costs least."]
-    first, *others = answer.winners
-    text = f"{question} **{first}**{_what_it_does(answer.problem, first)}."
-    if others:
-        text += f" {', '.join(others)} {'is' if len(others) == 1 else 'are'} not told from it."
-    return [f"{text}\n\n  ```bash\n  {command_of(answer.problem, first)}\n  ```"]
+        text += f" Over {over} none of those tested is clearly better: FedAvg, its rate tuned, costs least."
+    lines = []
+    for method in [*answer.winners[:1], BASELINE]:
+        lines += [f"# {method}", command_of(answer.problem, method)]
+    return "\n  ".join([text, "", "<!-- not run: on a config of yours -->", "```bash", *lines, "```"])
 
 
 def _what_it_does(problem: Problem, method: str) -> str:
@@ -235,42 +245,45 @@ def _space(problem: Problem, method: str) -> dict[str, Any]:
 
 
 def _matrix(answers: Sequence[Answer], whole: pd.DataFrame) -> str:
-    """Write the gains of all methods on all problems, their medians without attackers, and their signs."""
+    """Write the gains of all methods on all problems, and their medians without attackers."""
     names = [answer.problem.name for answer in answers]
     wide = whole[whole[METHOD].ne(BASELINE)].pivot(index=METHOD, columns="problem", values="gain")[names]
     peaceful = wide[[name for name in names if not name.startswith(ATTACK)]]
     order = pd.DataFrame({"common": peaceful.count(axis=1) * 2 >= peaceful.shape[1], "median": peaceful.median(axis=1)})
     rows = []
     for method in order.sort_values(["common", "median"], ascending=False).index:
-        known = peaceful.loc[method].dropna()
-        cells = [str(method), fixed(known.median(), 1, "+"), f"{known.gt(0).sum()} of {len(known)}"]
+        cells = [str(method), fixed(order["median"][method], 1, "+")]
         for answer in answers:
             gain = wide[answer.problem.name][method]
             text = "" if np.isnan(gain) else fixed(gain, 1, "+")
             cells.append(f"**{text}**" if method in answer.winners else text)
         rows.append(cells)
-    return "\n".join(pipes(["points over FedAvg", "median", "above FedAvg", *names], rows))
+    return "\n".join(pipes(["points over FedAvg", "median", *names], rows))
 
 
 def _places(problems: Sequence[Problem]) -> str:
     """Write, for each option that is drawn from a range, how many chosen values lie at its ends."""
-    places: dict[str, list[float]] = {}
+    places: dict[tuple[str, str], list[float]] = {}
     decays: list[str] = []
     for problem in problems:
         for method in dict.fromkeys(problem.tests[METHOD]):
             space = _space(problem, method)
             for name in _chosen(problem, method):
                 for option, value in values_in(name, space).items():
-                    if isinstance(space[option], Mapping):
-                        places.setdefault(option, []).append(place_of(space[option], float(value)))
+                    spec = space[option]
+                    if isinstance(spec, Mapping):
+                        ((scale, (low, high)),) = spec.items()
+                        place = place_of(spec, float(value))
+                        places.setdefault((option, f"{low} to {high}, {scale}"), []).append(place)
                     elif option == DECAY and len(space[option]) > 1:
                         decays.append(value)
     rows = []
-    for option, found in sorted(places.items(), key=lambda item: -len(item[1])):
+    for (option, span), found in sorted(places.items(), key=lambda item: -len(item[1])):
         low, high = sum(place < EDGE for place in found), sum(place > 1 - EDGE for place in found)
-        rows.append([f"`{option}`", str(len(found)), str(low), str(high), fixed(float(np.median(found)), 2)])
+        rows.append([f"`{option}`", span, str(len(found)), str(low), str(high), fixed(float(np.median(found)), 2)])
     head = [
-        "drawn from a range",
+        "option",
+        "range",
         "chosen values",
         "in its lowest tenth",
         "in its highest tenth",
@@ -288,8 +301,8 @@ def _conflict(whole: pd.DataFrame, picture: Path, generator: np.random.Generator
     table = rules[[METHOD, "problem", "gain"]].assign(less=rules["problem"].map(baseline) - rules["after"])
     draw(table, picture)
     value, low, high = conflict_and_gain(table, generator)
-    shown = "A relation is not shown" if low <= 0 <= high else "A relation is shown"
-    return f"{fixed(value, 2)} (95 % interval {fixed(low, 2)} to {fixed(high, 2)}). {shown}"
+    shown = "no relation is shown" if low <= 0 <= high else "a relation is shown"
+    return f"{fixed(value, 2)} (95 % interval {fixed(low, 2)} to {fixed(high, 2)}): {shown}"
 
 
 def _false_gains(problems: Sequence[Problem], generator: np.random.Generator) -> str:
