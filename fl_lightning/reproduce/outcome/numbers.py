@@ -288,5 +288,5 @@ def on_paper(experiment: Experiment, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two labels are the same; None equals nan, because pandas may turn None into nan."""
-    return bool(one == other) or (pd.isna(one) and pd.isna(other))
+    """Tell whether two labels are the same; in a table that was read, 10 beside words is "10", and None may be nan."""
+    return bool(one == other) or str(one) == str(other) or (pd.isna(one) and pd.isna(other))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,7 @@ from lib.made_results import BETTER, A, B, runs
 
 from fl_lightning.reproduce.experiments.experiment import Claim
 from fl_lightning.reproduce.outcome.claims import effects, shown
+from fl_lightning.reproduce.outcome.numbers import read
 
 
 def gains(found: Mapping[Any, float], *axes: str) -> pd.DataFrame:
@@ -52,6 +54,13 @@ class TestCells:
         results = gains({0.1: 1.0, odd: 3.0}, "alpha")
         assert values(BETTER, results) == [2, 2, 2]
         assert values(Claim("", B, A, at={"alpha": odd}), results) == [3, 3, 3]
+
+    def test_numbers_beside_words_after_a_file_was_read(self, tmp_path: Path) -> None:
+        """A column of 10 and "all" is one of words in the file; the claim speaks of the number."""
+        gains({10: 1.0, "all": 3.0}, "batch").to_csv(tmp_path / "results.csv", index=False)
+        results = read(tmp_path / "results.csv")
+        assert values(Claim("", B, A, at={"batch": 10}), results) == [1, 1, 1]
+        assert values(Claim("", {"batch": "all"}, {"batch": 10}, at=B), results) == [2, 2, 2]
 
     def test_a_cell_that_lacks_an_axis(self) -> None:
         """A has no alpha: B at 0.1 against it, named on one side."""

@@ -188,6 +188,7 @@ def test_the_papers_numbers_of_the_same_cells() -> None:
 def test_labels_are_the_same_across_types() -> None:
     assert same(1, 1.0)
     assert same(None, math.nan)
+    assert same(10, "10")
     assert not same("A", None)
     assert not same(0.1, math.inf)
 
