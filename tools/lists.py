@@ -276,7 +276,7 @@ def counts() -> list[str]:
 
 def scales() -> list[str]:
     """Make the lines of README's first screen that say at which scale the papers' claims were tested."""
-    text = " ".join(claims())
+    text = " ".join(" ".join(claims()).split())
     found = re.search(r"(\d+ of \d+) claims are tested: (.*?)\. .* alone (\d+) were run", text)
     assert found, text
     tested, verdicts, alone = found.groups()
