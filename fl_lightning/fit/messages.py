@@ -268,8 +268,11 @@ def first_answer(answers: Answers, refusal: Refusal) -> str | None:
 def no_such_option(match: re.Match[str], refusal: Refusal) -> str:
     """Say what an option of the command line may be meant to be."""
     name, value = match.groups()
-    if refusal.owner:  # a part of an option, of which the class that the other part names has no such argument
-        return f"there is no option {name}: {_arguments_of(refusal)}"
+    if refusal.owner:  # what follows the option of a class, which has no such argument
+        first, dot, rest = name.partition(".")
+        near = nearest(first, refusal.accepted)
+        hint = f"; did you mean {near}{dot}{rest}?" if near else f": {_arguments_of(refusal)}"
+        return f"there is no option {name}{hint}"
     hint = option_meant_by(name, value) or _nearest(name, refusal.options, dashes="--")
     return f"there is no option --{name}; {hint}"
 

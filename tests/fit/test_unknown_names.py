@@ -114,6 +114,8 @@ def test_argument_of_an_argument_that_a_users_module_does_not_have() -> None:
 
 OPTIONS = {
     "--data.num_clinets=2": "num_clients",
+    "--data.partitoin.alpha=1": "partition.alpha",
+    "--model.client.optimzer.lr=0.1": "optimizer.lr",
     "--data.partition.alhpa=1": "alpha",
     "--model.local_epcohs=2": "model.local_epochs",
     "--model.client.network.in_fetaures=64": "in_features",
