@@ -14,6 +14,7 @@ from fl_lightning.datamodules.base.settings import Generated, Unpack
 from fl_lightning.datamodules.partition.steps.parts import Ints
 from fl_lightning.datamodules.partition.steps.shares import Floats
 from fl_lightning.errors import check_at_least, check_positive
+from fl_lightning.later import later
 from fl_lightning.seeding import numpy_generator
 
 
@@ -28,7 +29,9 @@ class MarkovTexts(LabelledData):
 
     Batches are ``[words (B, length), chains (B,)]``, int64: words are numbered from 1, and 0, which stands for no word,
     does not occur. A model needs a vocabulary of ``vocabulary`` + 1. A language model leaves the chains out, a
-    classifier of texts can learn them. The test set is that of all clients together; each client has its own part.
+    classifier of texts can learn them. With ``next_word`` the batches are ``[words (B, length - 1), last words (B,)]``,
+    for a model that predicts one word, such as :class:`~fl_lightning.models.CharLSTM`. The test set is that of all
+    clients together; each client has its own part.
 
     Args:
         num_clients: N, the number of clients, and of those of a ``partition``; a client's texts do not depend on it.
@@ -39,12 +42,14 @@ class MarkovTexts(LabelledData):
         test_texts: number of test texts of each client.
         alpha: the smaller, the fewer words follow a word, and the smaller the entropy.
         data_seed: seed of the chains and the texts; all seeds of a run have the same data.
+        next_word: whether the label of a text is its last word, which the text then lacks, and not its chain.
         labelled: ``partition``, ``held_out``, ``seed`` and the other arguments of :class:`LabelledData`.
 
     Raises:
         ConfigurationError: an argument is outside its range.
     """
 
+    @later(next_word=False)
     def __init__(
         self,
         num_clients: int = 12,
@@ -55,6 +60,7 @@ class MarkovTexts(LabelledData):
         test_texts: int = 32,
         alpha: float = 0.3,
         data_seed: int = 0,
+        next_word: bool = False,
         **labelled: Unpack[Generated],
     ) -> None:
         super().__init__(num_clients=num_clients, **labelled)
@@ -62,7 +68,8 @@ class MarkovTexts(LabelledData):
         check_at_least(2, vocabulary=vocabulary, length=length)
         check_at_least(0, data_seed=data_seed)
         check_positive(alpha=alpha)
-        self.num_classes = self.chains = chains
+        self.chains, self.next_word = chains, next_word
+        self.num_classes = vocabulary + 1 if next_word else chains
         self.vocabulary, self.length, self.alpha = vocabulary, length, alpha
         self.texts, self.test_texts = texts, test_texts
         self.data_seed, self.generated = data_seed, num_clients
@@ -89,9 +96,11 @@ class MarkovTexts(LabelledData):
 
     @override
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        texts = np.concatenate([self._own(part, train) for part in self._drawn])
+        texts = torch.from_numpy(np.concatenate([self._own(part, train) for part in self._drawn]))
+        if self.next_word:
+            return texts[:, :-1], texts[:, -1]
         chains = torch.arange(self.generated) % self.chains
-        return torch.from_numpy(texts), chains.repeat_interleave(len(texts) // self.generated)
+        return texts, chains.repeat_interleave(len(texts) // self.generated)
 
     @override
     def clients(self, train: bool) -> Sequence[str]:

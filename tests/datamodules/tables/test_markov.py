@@ -57,6 +57,15 @@ def test_clients_of_a_group_share_a_chain() -> None:
     assert [len(batch[0]) for batch in data.held_out_batches(3)] == [3]
 
 
+def test_the_next_word_is_the_last_of_the_text() -> None:
+    size = {"num_clients": 3, "chains": 2, "vocabulary": 6, "length": 7, "texts": 4, "test_texts": 3}
+    words, _ = MarkovTexts(**size).load(True)  # type: ignore[arg-type]  # whole numbers
+    data = MarkovTexts(**size, next_word=True)  # type: ignore[arg-type]
+    before, last = data.load(True)
+    assert data.num_classes == 7
+    assert torch.equal(torch.column_stack([before, last]), words)
+
+
 def test_a_language_model_comes_near_the_entropy_and_not_below() -> None:
     """Measured on the same test texts: the loss of the chain itself, which no model beats but by chance."""
     pytest.importorskip("transformers")
