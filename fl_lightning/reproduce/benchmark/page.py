@@ -178,8 +178,9 @@ def _of(table: pd.DataFrame, method: str) -> str:
 
 
 def _advice(answer: Answer) -> str:
-    """Answer a problem's question: what the cheapest winner does, and its command beside that of FedAvg."""
+    """Answer a problem's question by the cheapest winner, or else the best tested; its command beside FedAvg's."""
     text = answer.problem.experiment.claim
+    shown = list(answer.winners[:1])
     if answer.winners:
         first, *others = answer.winners
         text += f" **{first}**{_what_it_does(answer.problem, first)}."
@@ -188,8 +189,13 @@ def _advice(answer: Answer) -> str:
     else:
         over = f"{_searches([answer.problem])} searches"
         text += f" Over {over} none of those tested is clearly better: FedAvg, its rate tuned, costs least."
+        nearest = max(answer.p, key=lambda method: answer.once["gain"][method])
+        if answer.once["gain"][nearest] > 0:
+            what = _what_it_does(answer.problem, nearest)
+            text += f" {nearest}{what and f'{what},'} comes nearest: {_of(answer.once, nearest)}."
+            shown = [nearest]
     lines = []
-    for method in [*answer.winners[:1], BASELINE]:
+    for method in [*shown, BASELINE]:
         lines += [f"# {method}", command_of(answer.problem, method)]
     return "\n  ".join([text, "", "<!-- not run: on a config of yours -->", "```bash", *lines, "```"])
 

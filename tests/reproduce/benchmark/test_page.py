@@ -80,6 +80,9 @@ def test_answers(tmp_path: Path) -> None:
     assert "**FedACG**, which starts clients ahead of the global model" in advice
     assert "FedDyn cannot be told from it" in advice
     assert "Over 6 searches none of those tested is clearly better: FedAvg, its rate tuned, costs least" in advice
+    nearest = re.search(r"(FedACG|CAGrad), which [^.]+, comes nearest: \+0\.\d ± 0\.\d\.", advice)
+    assert nearest
+    assert f"  # {nearest[1]}\n" in advice[nearest.end() :], "its command"
     line = next(line for line in advice.splitlines() if "fl-lightning fit" in line)
     assert "  # FedAvg\n  fl-lightning fit" in advice
     assert "--trainer.callbacks.lam=0." in line
