@@ -26,6 +26,7 @@ from fl_lightning.reproduce.outcome.numbers import RESULTS, compare, read
 from fl_lightning.reproduce.outcome.stand_in import in_place_of, settings_at
 from fl_lightning.reproduce.outcome.verdict import (
     AT_THE_SETTING,
+    DIFFERS,
     HOLDS,
     HOLDS_HERE,
     NOT_HERE,
@@ -48,6 +49,7 @@ COLOURS = {
     HOLDS: "#0072b2",
     TOO_SMALL: "#e69f00",
     OPPOSITE: "#d55e00",
+    DIFFERS: "#009e73",
     HOLDS_HERE: "#56b4e9",
     NOT_HERE: "#cc79a7",
     WITHHELD: "#bbbbbb",

@@ -21,13 +21,13 @@ from fl_lightning.reproduce.outcome.stand_in import At, StandIn, settings_at, st
 # looks decides although the effect is 0, or half of the paper's (tests/reproduce/outcome/test_verdict.py).
 LEVELS = {3: 0.01, 5: 0.01, 8: 0.015, 12: 0.025}
 FALSE = 0.049
-HOLDS, TOO_SMALL, OPPOSITE, HOLDS_HERE, NOT_HERE, WITHHELD, OPEN, NOT_RUN = VERDICTS = (
-    *("holds", "too small", "opposite"),
+HOLDS, TOO_SMALL, OPPOSITE, DIFFERS, HOLDS_HERE, NOT_HERE, WITHHELD, OPEN, NOT_RUN = VERDICTS = (
+    *("holds", "too small", "opposite", "differs"),
     *("holds on the stand-in", "not on the stand-in"),
     *("withheld", "open", "not run"),
 )
-DECIDED = VERDICTS[:5]
-AT_THE_SETTING = (HOLDS, TOO_SMALL, OPPOSITE, WITHHELD, OPEN)  # what runs at the paper's setting may say
+DECIDED = VERDICTS[:6]
+AT_THE_SETTING = (HOLDS, TOO_SMALL, OPPOSITE, DIFFERS, WITHHELD, OPEN)  # what runs at the paper's setting may say
 ON_A_STAND_IN = (HOLDS_HERE, NOT_HERE, WITHHELD, OPEN)  # and those on a stand-in
 POWER = 0.8  # probability with which the last look decides, with as many seeds as needed
 MOST_SEEDS = 1000  # largest number of seeds that is told
@@ -105,7 +105,7 @@ def _finding(
     if why:
         verdict = WITHHELD
         p = math.nan
-    elif verdict in (TOO_SMALL, OPPOSITE) and (lacking := parts_not_recorded(experiment, claim, results)):
+    elif verdict in (TOO_SMALL, OPPOSITE, DIFFERS) and (lacking := parts_not_recorded(experiment, claim, results)):
         verdict = OPEN
         why = f"its runs do not record {', '.join(lacking)}"
     elif verdict == OPEN and decide(values, [0.0] * len(values), claim.by)[0] == HOLDS:
@@ -138,7 +138,7 @@ def in_its_words(verdict: str, standing_in: StandIn) -> tuple[str, str]:
     """
     if verdict == HOLDS:
         return HOLDS_HERE, ""
-    if verdict not in (TOO_SMALL, OPPOSITE):
+    if verdict not in (TOO_SMALL, OPPOSITE, DIFFERS):
         return verdict, ""
     if standing_in.rate:
         return WITHHELD, f"{verdict} with steps that are not the paper's, {standing_in.rate}"
@@ -189,8 +189,8 @@ def p_values(
 
     A claim is opposite if the effect is below 0, too small if it is below half of the paper's, and holds if it is above
     that half; tests are two-sided. That two sides are equal within a margin is tested by two one-sided tests
-    (Schuirmann, 1987), and opposite if the effect is beyond the margin. Of several comparisons, all must hold (an
-    intersection-union test), and one decides that the claim is opposite or too small (Bonferroni).
+    (Schuirmann, 1987); they differ if the effect is beyond the margin. Of several comparisons, all must hold (an
+    intersection-union test), and one decides for another verdict (Bonferroni).
 
     Args:
         values: (seeds,) effects of each comparison, at least two seeds.
@@ -200,7 +200,7 @@ def p_values(
     if margin is not None:
         within = [max(p_above(seeds, -margin), p_above(-seeds, -margin)) for seeds in values]
         beyond = [2 * min(p_above(seeds, margin), p_above(-seeds, margin)) for seeds in values]
-        return {OPPOSITE: _any_of(beyond), HOLDS: _all_of(within)}
+        return {DIFFERS: _any_of(beyond), HOLDS: _all_of(within)}
     pairs = list(zip(values, halves, strict=True))
     return {
         OPPOSITE: _any_of([2 * p_above(-seeds, 0) for seeds in values]),

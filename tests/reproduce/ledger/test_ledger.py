@@ -126,7 +126,7 @@ def test_stars_survive_holm_over_the_tested_claims_of_a_paper() -> None:
     assert second.best.p == pytest.approx(6 * (1 - math.sqrt(168.75 / 170.75)))
     assert [each.best.starred for each in (first, second, third, fourth, other)] == [False] * 3 + [True] * 2
     assert not first.findings["small"].starred
-    assert apart(entries()).counts() == {"setting": [2, 0, 1, 0, 1], "stand-in": [0] * 4, "not run": [1]}
+    assert apart(entries()).counts() == {"setting": [2, 0, 1, 0, 0, 1], "stand-in": [0] * 4, "not run": [1]}
 
 
 def test_the_two_ledgers_are_corrected_apart() -> None:
@@ -255,8 +255,8 @@ def test_the_command_writes_page_and_pictures() -> None:
     write("one/table-2", {0.1: [2.0, 3.0], 1.0: [1.0, 2.0]}, records=False)
     Path("page").mkdir()
     Path("page/ledger.yaml").write_text(
-        "one: {verdicts: {setting: [0, 0, 0, 0, 1], stand-in: [1, 1, 0, 0], not run: [1]}, believe: B leads.}\n"
-        "two: {verdicts: {setting: [1, 0, 0, 0, 0], stand-in: [0, 0, 0, 0], not run: [0]}, believe: B leads.}"
+        "one: {verdicts: {setting: [0, 0, 0, 0, 0, 1], stand-in: [1, 1, 0, 0], not run: [1]}, believe: B leads.}\n"
+        "two: {verdicts: {setting: [1, 0, 0, 0, 0, 0], stand-in: [0, 0, 0, 0], not run: [0]}, believe: B leads.}"
     )
     result = run("reproduce", "--ledger", "page/ledger.md", "--out", "out")
     assert result.status == 0, result.err

@@ -159,7 +159,7 @@ class TestEquality:
             ([-1, 0, 1], 0.5, "open", 0.5 - math.sqrt(0.75 / 2.75) / 2),
             # Mean 3, beyond 0.5 by 2.5: t² = 75, two-sided.
             ([2.5, 3, 3.5], 0.5, "open", 1 - math.sqrt(75 / 77)),
-            ([-2.9, -3, -3.1], 0.5, "opposite", 1 - math.sqrt(1875 / 1877)),
+            ([-2.9, -3, -3.1], 0.5, "differs", 1 - math.sqrt(1875 / 1877)),
             # Different from 0 beyond doubt, and equal all the same.
             ([0.1, 0.1, 0.1], 0.5, "holds", 0),
         ],
