@@ -20,7 +20,7 @@ from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm
 from fl_lightning.reproduce.benchmark.compare import CAPTION, points, table_of
 from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, gains, shuffled, winners
 from fl_lightning.reproduce.benchmark.picture import draw
-from fl_lightning.reproduce.benchmark.problems import Problem, problem_of, results_of
+from fl_lightning.reproduce.benchmark.problems import Problem, name_of, problem_of, results_of
 from fl_lightning.reproduce.benchmark.search import BUDGETS, METHOD, TESTS, TRY, search_of
 from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, place_of, typical, values_in
 from fl_lightning.reproduce.experiments.experiment import Cell
@@ -47,16 +47,20 @@ def write_answers(out: Path, file: str) -> int:
     Raises:
         ConfigurationError: no tuned experiment has results of three searches.
     """
-    problems = []
+    problems, missing = [], []
     for experiment in experiments().values():
-        tests = results_of(experiment.id, out) if experiment.tuning else pd.DataFrame()
+        if experiment.tuning is None:
+            continue
+        tests = results_of(experiment.id, out)
         if not tests.empty and search_of(tests).nunique() >= FEWEST_SEEDS:
             problems.append(problem_of(experiment, tests, out))
+        else:
+            missing.append(name_of(experiment))
     if not problems:
         raise ConfigurationError(f"no tuned experiment has three searches in {out}: fl-lightning reproduce benchmark")
     page = Path(file)
     page.parent.mkdir(parents=True, exist_ok=True)
-    for path, text in pages_of(problems, page).items():
+    for path, text in pages_of(problems, missing, page).items():
         path.write_text(text, encoding="utf-8")
     print(f"answers: {page}")
     return 0
@@ -124,8 +128,14 @@ def _sends(table: pd.DataFrame, method: str) -> list[str]:
     return [f"{fixed(times, 1)} × the {what}" for what, times in sent.items() if round(times, 1) > 1]
 
 
-def pages_of(problems: Sequence[Problem], page: Path) -> dict[Path, str]:
-    """Write the texts of the page, for a path, and of the pages beside it, one for each problem; draw the picture."""
+def pages_of(problems: Sequence[Problem], missing: Sequence[str], page: Path) -> dict[Path, str]:
+    """Write the texts of the page, for a path, and of the pages beside it, one for each problem; draw the picture.
+
+    Args:
+        problems: the problems that were measured.
+        missing: names of those that were not.
+        page: path of the page.
+    """
     answers = answers_of(problems)
     whole = pd.concat({answer.problem.name: answer.once for answer in answers}, names=["problem", METHOD]).reset_index()
     generator = np.random.default_rng(0)
@@ -142,6 +152,7 @@ def pages_of(problems: Sequence[Problem], page: Path) -> dict[Path, str]:
         false_gains=_false_gains(problems, generator),
         searches=_searches(problems),
         problems=len(problems),
+        missing=missing,
     )
     return {page: text, **{_page_of(page, answer): _numbers(answer, page) for answer in answers}}
 
@@ -197,7 +208,7 @@ def _advice(answer: Answer) -> str:
     lines = []
     for method in [*shown, BASELINE]:
         lines += [f"# {method}", command_of(answer.problem, method)]
-    return "\n  ".join([text, "", "<!-- not run: on a config of yours -->", "```bash", *lines, "```"])
+    return "\n".join([text, "", "<!-- not run: on a config of yours -->", "```bash", *lines, "```"])
 
 
 def _what_it_does(problem: Problem, method: str) -> str:

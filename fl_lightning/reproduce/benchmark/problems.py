@@ -33,7 +33,7 @@ class Problem:
     @property
     def name(self) -> str:
         """The problem's name, without the document's."""
-        return self.experiment.id.partition("/")[2]
+        return name_of(self.experiment)
 
     @property
     def measure(self) -> str:
@@ -47,6 +47,11 @@ class Problem:
     def gains_at(self, budget: int) -> pd.DataFrame:
         """Return the gains at one length, see :func:`gains`."""
         return gains(self.tests_at(budget), self.measure)
+
+
+def name_of(experiment: Experiment) -> str:
+    """Return a problem's name, without the document's."""
+    return experiment.id.partition("/")[2]
 
 
 def problem_of(experiment: Experiment, tests: pd.DataFrame, out: Path) -> Problem:
