@@ -29,8 +29,8 @@ def gains(results: pd.DataFrame, measure: str) -> pd.DataFrame:
         (number of searches whose tests all ended), ``gain`` and ``half`` (mean difference to FedAvg, half of its 95 % t
         interval), ``p`` (paired two-sided t test against 0, not corrected; nan for FedAvg and for fewer than three
         searches), ``up`` and ``down`` (what is sent in a round, in FedAvg's), ``before`` and ``after`` (share of the
-        pairs of updates in conflict), ``worst`` (mean accuracy of the worst tenth of the clients, in percent; nan where it
-        was not measured).
+        pairs of updates in conflict), ``worst`` (mean accuracy of the worst tenth of the clients, in percent; nan where
+        it was not measured).
     """
     values = by_search(results, measure)
     apart = values.sub(values[BASELINE], axis=0)
