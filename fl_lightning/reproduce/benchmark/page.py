@@ -30,6 +30,7 @@ from fl_lightning.reproduce.outcome import tables
 CANDIDATES = 3  # methods of a problem that are tested: the best by the validation images of the searches
 ATTACK = "attack"  # how the names of problems with attackers begin
 SHUFFLES = 100  # times that methods are exchanged within searches
+PERSONAL = "personal"  # how the names of measures on the clients' own images begin
 EDGE = 0.1  # part of a range that counts as its end
 
 
@@ -233,6 +234,8 @@ def command_of(problem: Problem, method: str) -> str:
     Of a number the geometric mean is taken, of other values the most frequent one.
     """
     parts = ["fl-lightning fit --config YOURS.yaml"]
+    if problem.measure.startswith(PERSONAL):
+        parts.append("--trainer.callbacks+=PersonalEvaluation")  # a rule's arguments go to the last of the callbacks
     parts += [shlex.quote(argument) for argument in _cell_of(problem, method).options]
     for name, value in typical(_chosen(problem, method), _space(problem, method)).items():
         if name != DECAY:

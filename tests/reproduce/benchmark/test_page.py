@@ -142,6 +142,7 @@ def test_every_method_has_a_command_that_can_be_read() -> None:
                 command = command_of(Problem(experiment, tests, tests), method)
                 words = shlex.split(command.partition("YOURS.yaml")[2].replace("ROUNDS", "7"))
                 assert config_of(["--config=digits_gh.yaml", *words])
+                assert ("PersonalEvaluation" in words[0]) == experiment.measures[0].startswith("personal")
     assert len(read) > 40
 
 
