@@ -20,7 +20,7 @@ from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm
 from fl_lightning.reproduce.benchmark.compare import CAPTION, points, table_of
 from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, gains, shuffled, winners
 from fl_lightning.reproduce.benchmark.picture import draw
-from fl_lightning.reproduce.benchmark.problems import Problem, name_of, problem_of, results_of
+from fl_lightning.reproduce.benchmark.problems import Problem, problem_name, problem_of, results_of
 from fl_lightning.reproduce.benchmark.search import BUDGETS, METHOD, TESTS, TRY, search_of
 from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, place_of, typical, values_in
 from fl_lightning.reproduce.experiments.experiment import Cell
@@ -30,7 +30,7 @@ from fl_lightning.reproduce.outcome import tables
 CANDIDATES = 3  # methods of a problem that are tested: the best by the validation images of the searches
 ATTACK = "attack"  # how the names of problems with attackers begin
 SHUFFLES = 100  # times that methods are exchanged within searches
-PERSONAL = "personal"  # how the names of measures on the clients' own images begin
+PERSONAL = "personal"  # how PersonalEvaluation's measures begin
 EDGE = 0.1  # part of a range that counts as its end
 
 
@@ -56,7 +56,7 @@ def write_answers(out: Path, file: str) -> int:
         if not tests.empty and search_of(tests).nunique() >= FEWEST_SEEDS:
             problems.append(problem_of(experiment, tests, out))
         else:
-            missing.append(name_of(experiment))
+            missing.append(problem_name(experiment))
     if not problems:
         raise ConfigurationError(f"no tuned experiment has three searches in {out}: fl-lightning reproduce benchmark")
     page = Path(file)
@@ -168,7 +168,8 @@ def _first_table(answers: Sequence[Answer], page: Path) -> str:
     rows = []
     for answer in answers:
         level = f"{answer.once['level'][BASELINE]:.1f}"
-        first = [f"[{answer.problem.name}]({_page_of(page, answer).name})", level]
+        problem = f"[{answer.problem.name}]({_page_of(page, answer).name}), {_searches([answer.problem])} searches"
+        first = [problem, level]
         others = sorted(set(answer.p) - set(answer.winners), key=lambda method: -answer.once["gain"][method])
         for method in [*answer.winners, *others]:
             name = f"**{method}**" if method in answer.winners else method

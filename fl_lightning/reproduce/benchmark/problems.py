@@ -33,7 +33,7 @@ class Problem:
     @property
     def name(self) -> str:
         """The problem's name, without the document's."""
-        return name_of(self.experiment)
+        return problem_name(self.experiment)
 
     @property
     def measure(self) -> str:
@@ -49,7 +49,7 @@ class Problem:
         return gains(self.tests_at(budget), self.measure)
 
 
-def name_of(experiment: Experiment) -> str:
+def problem_name(experiment: Experiment) -> str:
     """Return a problem's name, without the document's."""
     return experiment.id.partition("/")[2]
 

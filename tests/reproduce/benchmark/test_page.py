@@ -69,7 +69,7 @@ def test_answers(tmp_path: Path) -> None:
     skew, classes = rows[:3], rows[3:]
     # FedDyn needs a vector for each client, and stands last; FedAdam is clearly below both; FedGH is not tested.
     assert [row[2] for row in skew] == ["**FedACG**", "**FedDyn**", "FedAdam"]
-    assert skew[0][0] == "[label-skew](answers-label-skew.md)"
+    assert skew[0][0] == "[label-skew](answers-label-skew.md), 6 searches"
     assert skew[0][3].startswith("+3.9")
     assert skew[0][3].endswith("\\*")
     assert skew[0][4].startswith("+2.1")
