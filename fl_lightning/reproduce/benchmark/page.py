@@ -16,12 +16,12 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.helps.class_lists import first_sentence
 from fl_lightning.report.elements import pipes
 from fl_lightning.report.numbers import fixed
-from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm
+from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm_in_order
 from fl_lightning.reproduce.benchmark.compare import CAPTION, points, table_of
 from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, gains, shuffled, winners
 from fl_lightning.reproduce.benchmark.picture import draw
 from fl_lightning.reproduce.benchmark.problems import Problem, problem_name, problem_of, results_of
-from fl_lightning.reproduce.benchmark.search import BUDGETS, METHOD, TESTS, TRY, search_of
+from fl_lightning.reproduce.benchmark.search import METHOD, TESTS, TRY, search_of
 from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, place_of, typical, values_in
 from fl_lightning.reproduce.experiments.experiment import Cell
 from fl_lightning.reproduce.experiments.papers import experiments
@@ -32,6 +32,7 @@ ATTACK = "attack"  # how the names of problems with attackers begin
 SHUFFLES = 100  # times that methods are exchanged within searches
 PERSONAL = "personal"  # how PersonalEvaluation's measures begin
 EDGE = 0.1  # part of a range that counts as its end
+FAMILY = ", corrected over all problems; a rule is tested once those that are better on validation images are clear"
 
 
 def write_answers(out: Path, file: str) -> int:
@@ -87,16 +88,14 @@ class Answer:
 
 
 def answers_of(problems: Sequence[Problem]) -> list[Answer]:
-    """Test the candidates of all problems in the problems' rounds: one family of tests, for Holm's correction."""
-    tested = []
-    for problem in problems:
-        once = problem.gains_at(1)
-        tested += [(problem.name, method, once["p"][method]) for method in candidates(problem)]
-    corrected = holm([p for *_, p in tested])
+    """Test the candidates in the problems' rounds, corrected over the problems, and in a problem in their order."""
+    named = [candidates(problem) for problem in problems]
+    at_once = [problem.gains_at(1) for problem in problems]
+    p_values = [once["p"].reindex(methods).tolist() for once, methods in zip(at_once, named, strict=True)]
     answers = []
-    for problem in problems:
-        once, twice = (problem.gains_at(budget) for budget in BUDGETS)
-        p = {method: value for (name, method, _), value in zip(tested, corrected, strict=True) if name == problem.name}
+    for problem, once, methods, corrected in zip(problems, at_once, named, holm_in_order(p_values), strict=True):
+        twice = problem.gains_at(2)
+        p = dict(zip(methods, corrected, strict=True))
         better = [method for method in p if p[method] < LEVEL and once["gain"][method] > 0]
         best = winners(problem.tests_at(1), problem.measure, better)
         answers.append(Answer(problem, once, twice, p, sorted(best, key=lambda method: _cost(problem, once, method))))
@@ -198,7 +197,7 @@ def _advice(answer: Answer) -> str:
         first, *others = answer.winners
         text += f" **{first}**{_what_it_does(answer.problem, first)}."
         if others:
-            text += f" {', '.join(others)} cannot be told from it."
+            text += f" {' and '.join(others)} cannot be told from it."
     else:
         over = f"{_searches([answer.problem])} searches"
         text += f" Over {over} none of those tested is clearly better: FedAvg, its rate tuned, costs least."
@@ -334,8 +333,8 @@ def _false_gains(problems: Sequence[Problem], generator: np.random.Generator) ->
         p = []
         for problem, methods in zip(problems, named, strict=True):
             table = gains(shuffled(problem.tests_at(1), generator), problem.measure)
-            p += list(table["p"].reindex(methods))
-        wrong += any(value < LEVEL for value in holm(p))
+            p.append(table["p"].reindex(methods).tolist())
+        wrong += any(value < LEVEL for corrected in holm_in_order(p) for value in corrected)
     return f"{wrong} of {SHUFFLES}"
 
 
@@ -359,7 +358,7 @@ def _numbers(answer: Answer, page: Path) -> str:
         setting=_setting(problem),
         page=page.name,
         table="\n".join(pipes(head, rows)),
-        caption=CAPTION.format(family=" and Holm's method over the tests of all problems"),
+        caption=CAPTION.format(family=FAMILY),
         chosen="\n".join(pipes(["method", "search", "chosen", "tests, %"], chosen)),
     )
 

@@ -76,7 +76,7 @@ def test_answers(tmp_path: Path) -> None:
     assert [row[5] for row in skew] == ["", "a vector for each client", ""]
     assert {row[2] for row in classes} == {"CAGrad", "FedACG", "FedDyn"}
     assert re.search(r"2 of its \d\d problems, .* not done yet of .* few-participants, ", " ".join(first.split()))
-    assert "over the 6 tests of this table" in " ".join(text.split())
+    assert "The 6 tests of this table" in " ".join(text.split())
     advice = text[text.index("## If your clients") : text.index("## The gains of all")]
     assert "**FedACG**, which starts clients ahead of the global model" in advice
     assert "FedDyn cannot be told from it" in advice
