@@ -44,7 +44,8 @@ class FedLAG(FederatedCallback):
     Gradients". In the first rounds, all layers are averaged, and the pairs of updates with a cosine below ξ are
     counted. From then on, the layers with the most such pairs are the clients' own, and their updates are not sent.
     Each parameter is a layer, and equal counts go to the first one, as in the released code, which compares the
-    gradients of the clients' last batches in place of updates. A client begins its own layers at the global ones.
+    gradients of the clients' last batches in place of updates; there, nothing reaches the clients after the first
+    rounds, here the other layers go on to be shared. A client begins its own layers at the global ones.
     :class:`LocalPart` keeps layers that are named.
 
     Args:

@@ -47,6 +47,7 @@ def conflict_averse_weights(gram: Tensor, weights: Tensor, c: float) -> Tensor:
         return along @ w + radius * length, along + radius * slope
 
     w = minimize_on_simplex(objective, weights / weights.sum(), torch.zeros_like(weights), torch.ones_like(weights))
+    w = w.masked_fill(w <= EPSILON, 0.0)  # the solver leaves a rounding error of a weight that is zero
     left = w @ unit @ w
     return weights + radius * left.rsqrt() * w if left > EPSILON * (w @ norms / norms.max()) ** 2 else weights
 

@@ -25,9 +25,10 @@ class ConFREE(FederatedCallback):
     Zheng et al., "ConFREE: Conflict-free Client Update Aggregation for Personalized Federated Learning": the updates
     are projected off those that they conflict with, as in :class:`PCGrad`; their mean guides :class:`CAGrad`'s step of
     the updates as they were, divided by 1 + c², as released. Each parameter is a layer, as in the released code, whose
-    projections lack the division by ‖g_j‖²; here they have it. Clients count by the run's weights in the guide; the
-    published rule has equal ones (:class:`FedAvg`'s "uniform"). The personal rule that a client serves itself by, such
-    as :class:`FedALA` or :class:`LocalPart`, is listed beside.
+    projections lack the division by ‖g_j‖², and whose solver stops at equal weights where updates are small; here they
+    have the division, and the solver does not see the updates' scale. Clients count by the run's weights in the guide;
+    the published rule has equal ones (:class:`FedAvg`'s "uniform"). The personal rule that a client serves itself by,
+    such as :class:`FedALA` or :class:`LocalPart`, is listed beside.
 
     Args:
         c: radius in [0, 1), in units of the guide's length; 0 is :class:`PCGrad` by layer.

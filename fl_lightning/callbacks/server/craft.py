@@ -55,8 +55,9 @@ class CRAFT(FederatedCallback):
     Wang et al., "CRAFT: Conflict-Resolved Aggregation for Federated Training": of all directions whose inner products
     with the clients' unit updates are the clients' shares, by default n_k's, the nearest to the last round's direction,
     scaled to length 1; in round 1, the shortest. The step is ``lr`` times this direction, whatever the updates'
-    lengths. Layers are weights and biases together; the released code also joins a GroupNorm to the convolution before
-    it. The pseudo-inverse is that of the cosines (K, K), in place of the unit updates (K, P).
+    lengths. All parameters of a module are one layer; in the released code each matrix of an LSTM or of an attention is
+    one, and a normalization belongs to the layer before it. The pseudo-inverse is that of the cosines (K, K), in place
+    of the unit updates (K, P): directions in which the updates differ by rounding errors only do not count.
 
     Args:
         lr: > 0, length of the step in units of the direction; the released config has 0.1.
@@ -85,7 +86,8 @@ class CRAFT(FederatedCallback):
             row, factor = nearest_aligned(gram, cohort.weights, layer_products, length)
             rows.append(row)
             kept.append(factor)
-        factors = torch.tensor(kept).to(last).repeat_interleave(torch.tensor(sizes, device=last.device))
+        factors = torch.tensor(kept, dtype=last.dtype, device=last.device)
+        factors = factors.repeat_interleave(torch.tensor(sizes, device=last.device))
         direction = combine(cohort, sizes, torch.stack(rows) @ cohort.mixing) + (factors * last).to(cohort.anchor)
         self.state["direction"] = direction
         return self.lr * direction

@@ -95,9 +95,20 @@ def test_what_rounding_leaves_of_a_sum_of_zero_is_no_average() -> None:
         assert torch.equal(conflict_averse_weights(g @ g.T, thirds, 0.5), thirds)
 
 
-def test_a_zero_update_beside_others() -> None:
-    """(0, 0) gains nothing of any step: F = 0 with w on it, so that g_w = 0 and the step is g0 = (1, 0.5)."""
-    assert close(apply([[2.0, 1.0], [0.0, 0.0]], CAGrad())[0], (1.0, 0.5))
+@pytest.mark.parametrize("update", [[2.0, 1.0], [1.0, 0.0], [3.0, 0.0], [0.3, -0.7]])
+def test_a_zero_update_beside_others(update: list[float]) -> None:
+    """(0, 0) gains nothing of any step: F = 0 with w on it, so that g_w = 0 and the step is g0, half of the other."""
+    assert close(apply([update, [0.0, 0.0]], CAGrad())[0], [x / 2 for x in update], 1e-15)
+
+
+def test_a_zero_update_beside_any_that_agree() -> None:
+    """Whatever the solver's rounding is, the step is g0."""
+    draw = torch.Generator().manual_seed(0)
+    for clients in range(2, 12):
+        g = torch.rand(clients, 5, dtype=torch.float64, generator=draw)  # no negative number: no conflict
+        g[0] = 0
+        equal = torch.full((clients,), 1 / clients, dtype=torch.float64)
+        assert torch.equal(conflict_averse_weights(g @ g.T, equal, 0.5), equal)
 
 
 def test_works_on_the_updates_and_weights_so_far() -> None:

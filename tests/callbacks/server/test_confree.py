@@ -51,3 +51,8 @@ def test_weights_count_in_the_guide() -> None:
     updates = [[1.0, 0.0], [0.0, 1.0]]
     assert close(apply(updates, ConFREE(0.0), samples=[1, 3])[0], [0.25, 0.75])
     assert close(apply(updates, FedAvg("uniform"), ConFREE(0.0), samples=[1, 3])[0], [0.5, 0.5])
+
+
+def test_a_client_whose_layer_does_not_move() -> None:
+    """The guide is (0.5, 0) and no step helps the client without an update: the guide divided by 1 + 0.25."""
+    assert close(apply([[1.0, 0.0], [0.0, 0.0]], ConFREE())[0], (0.4, 0.0), 1e-15)
