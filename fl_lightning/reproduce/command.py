@@ -10,6 +10,7 @@ from fl_lightning.reproduce.arguments import arguments
 from fl_lightning.reproduce.benchmark.compare import compare_methods
 from fl_lightning.reproduce.benchmark.gains import BASELINE
 from fl_lightning.reproduce.benchmark.page import write_answers
+from fl_lightning.reproduce.benchmark.problems import searches_measured
 from fl_lightning.reproduce.benchmark.search import METHOD, short_name, with_rule
 from fl_lightning.reproduce.experiments.choosing import with_options
 from fl_lightning.reproduce.experiments.experiment import Experiment
@@ -38,7 +39,9 @@ def command(args: Sequence[str]) -> int:
     if asked.rule:
         experiments = [with_rule(experiment, asked.rule, asked.grid) for experiment in experiments]
         if not runs.subset:  # of the other methods, the results that come with the package are shown
-            runs = replace(runs, subset=[f"{METHOD}={BASELINE},{short_name(asked.rule)}"])
+            measured = asked.quick and not runs.options and set(runs.seeds) <= searches_measured(asked.id[0])
+            trained = [*([] if measured else [BASELINE]), short_name(asked.rule)]
+            runs = replace(runs, subset=[f"{METHOD}={','.join(trained)}"])
     plain = list[Experiment]()
     searched = list[Experiment]()
     for experiment in experiments:

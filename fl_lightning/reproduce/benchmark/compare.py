@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import version
 
 import pandas as pd
 from rich.console import Console
@@ -11,8 +12,9 @@ from rich.console import Console
 from fl_lightning.report.numbers import fixed, fixed_interval
 from fl_lightning.report.statistics import LEVEL, holm
 from fl_lightning.reproduce.benchmark.gains import BASELINE, gains
-from fl_lightning.reproduce.benchmark.problems import results_of
-from fl_lightning.reproduce.benchmark.search import BUDGET, METHOD, searched, short_name
+from fl_lightning.reproduce.benchmark.problems import EDITION, problem_name, results_of
+from fl_lightning.reproduce.benchmark.search import BUDGET, METHOD, TRY, search_of, searched, short_name
+from fl_lightning.reproduce.benchmark.space import placed
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.outcome import tables
 from fl_lightning.reproduce.run_options import RunOptions
@@ -40,7 +42,7 @@ def compare_methods(experiment: Experiment, runs: RunOptions, rule: str | None =
     if tests is not None:
         status = run([tests], replace(runs, subset=[]))
         if not runs.dry_run and status <= 1:
-            print_gains(tests, runs, rule and short_name(rule))
+            print_gains(experiment, runs, rule and short_name(rule))
     return status
 
 
@@ -56,6 +58,37 @@ def print_gains(experiment: Experiment, runs: RunOptions, own: str | None) -> No
     head, rows = table_of(results, measure, p)
     caption = CAPTION.format(family="" if own else HOLM)
     Console().print(tables.framed(f"{experiment.id}: {experiment.metric}", head, rows, caption=caption))
+    if own:
+        print(f"\n{row_of(experiment, results, own)}")
+
+
+def row_of(experiment: Experiment, results: pd.DataFrame, own: str) -> str:
+    """Write what a paper can say of one's own rule: its gain, its test, what its searches chose, the versions.
+
+    Args:
+        experiment: the experiment, with its tuning.
+        results: the tests of the rule and of FedAvg at both budgets.
+        own: the rule's name.
+    """
+    tuning = experiment.tuning
+    assert tuning is not None
+    chosen = results[results[METHOD].eq(own)].drop_duplicates(TRY)
+    space = {**tuning.every, **tuning.method[own]}
+    at_once, at_twice = (
+        gains(rows, experiment.measures[0]).to_dict("index")[own] for _, rows in results.groupby(BUDGET)
+    )
+    gain, twice = (points(table["gain"], table["half"]) for table in (at_once, at_twice))
+    searches = int(at_once["searches"])
+    lines = [
+        f"{own}: {gain} points over FedAvg, {twice} at twice the rounds",
+        f"({EDITION}, {problem_name(experiment)}, {searches} {'search' if searches == 1 else 'searches'}; "
+        f"p {fixed(at_once['p'], 3)}, a paired t test of this rule alone)",
+        "chosen, with the place in the range from 0 to 1:",
+    ]
+    for search, name in zip(search_of(chosen), chosen[TRY], strict=True):
+        lines.append(f"  search {search}: {placed(name, space)}")
+    lines.append(", ".join(f"{name} {version(name)}" for name in ("fl-lightning", "torch")))
+    return "\n".join(lines)
 
 
 def table_of(results: pd.DataFrame, measure: str, p: Mapping[str, float]) -> tuple[list[str], list[list[str]]]:

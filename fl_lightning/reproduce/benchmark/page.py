@@ -20,9 +20,9 @@ from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm_in_order
 from fl_lightning.reproduce.benchmark.compare import CAPTION, points, table_of
 from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, gains, shuffled, winners
 from fl_lightning.reproduce.benchmark.picture import draw
-from fl_lightning.reproduce.benchmark.problems import Problem, problem_name, problem_of, results_of
-from fl_lightning.reproduce.benchmark.search import METHOD, TESTS, TRY, search_of
-from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, place_of, typical, values_in
+from fl_lightning.reproduce.benchmark.problems import EDITION, Problem, problem_name, problem_of, results_of
+from fl_lightning.reproduce.benchmark.search import CALLBACKS, METHOD, TESTS, TRY, rounds_of, search_of
+from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, in_the_middle, place_of, values_in
 from fl_lightning.reproduce.experiments.experiment import Cell
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.outcome import tables
@@ -32,7 +32,7 @@ ATTACK = "attack"  # how the names of problems with attackers begin
 SHUFFLES = 100  # times that methods are exchanged within searches
 PERSONAL = "personal"  # how PersonalEvaluation's measures begin
 EDGE = 0.1  # part of a range that counts as its end
-FAMILY = ", corrected over all problems; a rule is tested once those that are better on validation images are clear"
+FAMILY = ", corrected over all problems; a rule is clear only if those that are better on validation images are, too"
 
 
 def write_answers(out: Path, file: str) -> int:
@@ -141,6 +141,7 @@ def pages_of(problems: Sequence[Problem], missing: Sequence[str], page: Path) ->
     generator = np.random.default_rng(0)
     text = tables.page_from(
         "benchmark.md.j2",
+        edition=EDITION,
         answers=_first_table(answers, page),
         advice=[_advice(answer) for answer in answers],
         tests=sum(len(answer.p) for answer in answers),
@@ -190,7 +191,7 @@ def _of(table: pd.DataFrame, method: str) -> str:
 
 
 def _advice(answer: Answer) -> str:
-    """Answer a problem's question by the cheapest winner, or else the best tested; its command beside FedAvg's."""
+    """Answer a problem's question by the cheapest winner, or else the cheapest tested; its command beside FedAvg's."""
     text = answer.problem.experiment.claim
     shown = list(answer.winners[:1])
     if answer.winners:
@@ -199,13 +200,15 @@ def _advice(answer: Answer) -> str:
         if others:
             text += f" {' and '.join(others)} cannot be told from it."
     else:
-        over = f"{_searches([answer.problem])} searches"
-        text += f" Over {over} none of those tested is clearly better: FedAvg, its rate tuned, costs least."
-        nearest = max(answer.p, key=lambda method: answer.once["gain"][method])
-        if answer.once["gain"][nearest] > 0:
-            what = _what_it_does(answer.problem, nearest)
-            text += f" {nearest}{what and f'{what},'} comes nearest: {_of(answer.once, nearest)}."
-            shown = [nearest]
+        text += f" None is shown to, over {_searches([answer.problem])} searches: use FedAvg, its rate tuned."
+        above = [method for method in answer.p if answer.once["gain"][method] > 0]
+        if above:
+            cheapest = min(above, key=lambda method: _cost(answer.problem, answer.once, method))
+            price = [*needs_of(answer.problem, cheapest), *_sends(answer.once, cheapest)]
+            costs = f"needs {' and '.join(price)}" if price else "costs no more"
+            what = _what_it_does(answer.problem, cheapest)
+            text += f" Worth a try: {cheapest}{what}. It {costs}, and gained {_of(answer.once, cheapest)}."
+            shown = [cheapest]
     lines = []
     for method in [*shown, BASELINE]:
         lines += [f"# {method}", command_of(answer.problem, method)]
@@ -229,15 +232,12 @@ def _cell_of(problem: Problem, method: str) -> Cell:
 
 
 def command_of(problem: Problem, method: str) -> str:
-    """Write the command that trains a method on a user's config, with the values that its searches chose.
-
-    Of a number the geometric mean is taken, of other values the most frequent one.
-    """
+    """Write the command that trains a method on a user's config, with what the search in the middle chose."""
     parts = ["fl-lightning fit --config YOURS.yaml"]
     if problem.measure.startswith(PERSONAL):
         parts.append("--trainer.callbacks+=PersonalEvaluation")  # a rule's arguments go to the last of the callbacks
     parts += [shlex.quote(argument) for argument in _cell_of(problem, method).options]
-    for name, value in typical(_chosen(problem, method), _space(problem, method)).items():
+    for name, value in in_the_middle(_chosen(problem, method), _space(problem, method)).items():
         if name != DECAY:
             parts.append(f"--{name}={value}")
         elif value == COSINE:
@@ -272,7 +272,7 @@ def _matrix(answers: Sequence[Answer], whole: pd.DataFrame) -> str:
     order = pd.DataFrame({"common": peaceful.count(axis=1) * 2 >= peaceful.shape[1], "median": peaceful.median(axis=1)})
     rows = []
     for method in order.sort_values(["common", "median"], ascending=False).index:
-        cells = [str(method), fixed(order["median"][method], 1, "+")]
+        cells = [str(method), fixed(order["median"][method], 1, "+") if order["common"][method] else ""]
         for answer in answers:
             gain = wide[answer.problem.name][method]
             text = "" if np.isnan(gain) else fixed(gain, 1, "+")
@@ -293,14 +293,16 @@ def _places(problems: Sequence[Problem]) -> str:
                     spec = space[option]
                     if isinstance(spec, Mapping):
                         ((scale, (low, high)),) = spec.items()
+                        own = option.removeprefix(f"{CALLBACKS}.")
+                        what = f"`{option}`" if own == option else f"{method}: `{own}`"
                         place = place_of(spec, float(value))
-                        places.setdefault((option, f"{low} to {high}, {scale}"), []).append(place)
+                        places.setdefault((what, f"{low} to {high}, {scale}"), []).append(place)
                     elif option == DECAY and len(space[option]) > 1:
                         decays.append(value)
     rows = []
-    for (option, span), found in sorted(places.items(), key=lambda item: -len(item[1])):
+    for (what, span), found in sorted(places.items(), key=lambda item: -len(item[1])):
         low, high = sum(place < EDGE for place in found), sum(place > 1 - EDGE for place in found)
-        rows.append([f"`{option}`", span, str(len(found)), str(low), str(high), fixed(float(np.median(found)), 2)])
+        rows.append([what, span, str(len(found)), str(low), str(high), fixed(float(np.median(found)), 2)])
     head = [
         "option",
         "range",
@@ -356,6 +358,7 @@ def _numbers(answer: Answer, page: Path) -> str:
         name=problem.name,
         claim=problem.experiment.claim,
         setting=_setting(problem),
+        rounds=rounds_of(problem.experiment),
         page=page.name,
         table="\n".join(pipes(head, rows)),
         caption=CAPTION.format(family=FAMILY),

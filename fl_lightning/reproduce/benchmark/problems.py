@@ -8,11 +8,12 @@ from pathlib import Path
 import pandas as pd
 
 from fl_lightning.fit.configs import CONFIGS
-from fl_lightning.reproduce.benchmark.gains import gains
-from fl_lightning.reproduce.benchmark.search import BUDGET, METHOD, id_of
+from fl_lightning.reproduce.benchmark.gains import BASELINE, gains
+from fl_lightning.reproduce.benchmark.search import BUDGET, METHOD, id_of, search_of
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.outcome.numbers import CHANGED, RESULTS, read
 
+EDITION = "fl-lightning-bench 2"  # the problems, their seeds, their search, and the form of the results
 MEASURED = CONFIGS / "results"  # the results of the benchmark that come with the package
 
 
@@ -77,3 +78,9 @@ def results_of(id: str, out: Path, scale: str = "") -> pd.DataFrame:
         return own
     others = ~ours[METHOD].isin(own[METHOD]) & ours["seed"].isin(own["seed"])
     return pd.concat([own, ours[others]], ignore_index=True)
+
+
+def searches_measured(id: str) -> set[int]:
+    """Return the searches, by their seeds, whose tests of FedAvg come with the package."""
+    ours = read(MEASURED / id / RESULTS)
+    return set() if ours.empty else set(search_of(ours[ours[METHOD].eq(BASELINE)]))

@@ -134,21 +134,27 @@ def as_options(settings: Mapping[str, Any], rounds: int) -> list[str]:
     return arguments
 
 
-def typical(names: Sequence[str], space: Space) -> Settings:
-    """Return, over the names of several settings, the geometric mean of a number, and the most frequent other value.
+def in_the_middle(names: Sequence[str], space: Space) -> Settings:
+    """Return, of several settings, those in the middle by the space's first option; of two, the lower ones.
 
-    >>> typical(["optimizer.lr=0.1", "optimizer.lr=0.4"], {"client.optimizer.lr": {"log": [0.01, 1]}})
-    {'client.optimizer.lr': 0.2}
+    >>> names = ["optimizer.lr=0.4 callbacks.mu=1", "optimizer.lr=0.02 callbacks.mu=3"]
+    >>> names.append("optimizer.lr=0.1 callbacks.mu=2")
+    >>> in_the_middle(names, {"client.optimizer.lr": {"log": [0.01, 1]}, "callbacks.mu": [1, 2, 3]})
+    {'client.optimizer.lr': '0.1', 'callbacks.mu': '2'}
     """
-    chosen: dict[str, list[str]] = {}
-    for name in names:
-        for key, value in values_in(name, space).items():
-            chosen.setdefault(key, []).append(value)
-    settings: Settings = {}
-    for key, values in chosen.items():
-        if isinstance(space[key], Mapping):
-            mean = stats.gmean([float(value) for value in values])
-            settings[key] = float(f"{mean:.{DIGITS}g}")
-        else:
-            settings[key] = max(values, key=values.count)
-    return settings
+    first = next(iter(space))
+    settings = sorted((values_in(name, space) for name in names), key=lambda values: float(values[first]))
+    return settings[(len(settings) - 1) // 2]
+
+
+def placed(name: str, space: Space) -> str:
+    """Write settings by their names, each number with its place in its range.
+
+    >>> placed("optimizer.lr=0.1 callbacks.mu=2", {"client.optimizer.lr": {"log": [0.01, 1]}, "callbacks.mu": [1, 2]})
+    'optimizer.lr=0.1 (0.50) callbacks.mu=2'
+    """
+    words = []
+    for key, value in values_in(name, space).items():
+        place = place_of(space[key], float(value)) if isinstance(space[key], Mapping) else math.nan
+        words.append(f"{_short(key)}={value}" + ("" if math.isnan(place) else f" ({place:.2f})"))
+    return " ".join(words)

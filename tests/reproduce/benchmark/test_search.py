@@ -1,5 +1,7 @@
 """Search: draws for each method, the best third to the end, and a test of what is chosen. And a rule of one's own."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pandas as pd
 import pytest
 from lib.image_files import write_idx
 
+import fl_lightning.reproduce.command as commands
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import callbacks_of, config_of
 from fl_lightning.reproduce.benchmark import search
@@ -166,6 +169,24 @@ def test_every_method_of_the_benchmark_can_be_read() -> None:
     assert len(read) >= 30
 
 
+@pytest.mark.parametrize(
+    ("more", "trained"),
+    [
+        ([], ["Clipping"]),
+        (["--seeds=3"], ["Clipping"]),
+        (["--first_seed=900"], ["FedAvg", "Clipping"]),  # the package has no such search
+        (["--trainer.max_epochs=2"], ["FedAvg", "Clipping"]),  # nor runs with other options
+    ],
+)
+def test_quick_trains_fedavg_only_where_the_package_has_no_results(
+    more: list[str], trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subsets: list[Sequence[str]] = []
+    monkeypatch.setattr(commands, "compare_methods", lambda experiment, runs, rule: subsets.append(runs.subset) or 0)
+    command(["reproduce", "benchmark", "--quick", "--rule=my_rules.Clipping", *more])
+    assert subsets == [[f"method={','.join(trained)}"]]
+
+
 @pytest.mark.slow
 def test_a_rule_of_ones_own_is_tuned_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On drawn images in place of Fashion-MNIST: draws, finals, tests and a table; then nothing is trained again."""
@@ -193,12 +214,15 @@ def test_a_rule_of_ones_own_is_tuned_and_compared(tmp_path: Path, capsys: pytest
     assert "24 runs; starting" in told
     assert "8 runs; starting" in told
     assert "4 runs; starting" in told
-    table = told[told.rindex("label-skew") :]
+    table = told[told.rindex("benchmark/label-skew:") :]
     assert table.index("FedAvg ") < table.index("× 1.0") < table.index("NormClipping")  # FedAvg's row stands first
+    assert re.search(r"NormClipping: [+−]\d+\.\d points over FedAvg, [+−]\d+\.\d at twice the rounds\n", table)
+    assert re.search(r"label-skew, 1 search; p –.*\n.*\n  search 1: optimizer\.lr=\S+ \(0\.\d\d\)", table)
+    assert re.search(r" callbacks\.threshold=(0\.5|1)\n", table), "a list has no places"
     assert command([*line, *options]) == 0
     again = capsys.readouterr().out
     assert "starting" not in again
-    assert again[again.rindex("label-skew") :] == table
+    assert again[again.rindex("benchmark/label-skew:") :] == table
 
 
 def test_failed_draws_leave_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

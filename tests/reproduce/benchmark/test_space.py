@@ -7,7 +7,16 @@ import pytest
 from scipy import stats
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.reproduce.benchmark.space import as_options, draw, name_of, place_of, typical, value_at, values_in
+from fl_lightning.reproduce.benchmark.space import (
+    as_options,
+    draw,
+    in_the_middle,
+    name_of,
+    place_of,
+    placed,
+    value_at,
+    values_in,
+)
 
 SHARED = {"model.client.optimizer.lr": {"log": [0.01, 1.0]}, "model.local_lr_scheduler": ["constant", "cosine"]}
 OWN = {"trainer.callbacks.c": {"even": [0.0, 1.0]}}
@@ -65,8 +74,18 @@ def test_a_cosine_ends_with_the_run() -> None:
     assert words[1:] == ["--model.client.optimizer.lr=0.1"]
 
 
-def test_typical_values() -> None:
-    names = ["optimizer.lr=0.1 model.local_lr_scheduler=cosine", "optimizer.lr=0.4 model.local_lr_scheduler=cosine"]
+def test_the_settings_in_the_middle_are_one_of_them() -> None:
+    names = ["optimizer.lr=0.1 model.local_lr_scheduler=cosine", "optimizer.lr=0.9 model.local_lr_scheduler=cosine"]
     names.append("optimizer.lr=0.2 model.local_lr_scheduler=constant")
-    found = typical(names, SHARED)
-    assert found == {"model.client.optimizer.lr": 0.2, "model.local_lr_scheduler": "cosine"}
+    middle = {"model.client.optimizer.lr": "0.2", "model.local_lr_scheduler": "constant"}
+    assert in_the_middle(names, SHARED) == middle
+    assert in_the_middle(names[:2], SHARED)["model.client.optimizer.lr"] == "0.1", "the lower of two"
+    assert in_the_middle([names[0], names[1], names[2], "optimizer.lr=0.3"], SHARED) == middle
+
+
+def test_a_number_has_its_place_and_another_value_has_none() -> None:
+    name = "optimizer.lr=0.1 model.local_lr_scheduler=cosine callbacks.c=0.25"
+    assert (
+        placed(name, {**SHARED, **OWN})
+        == "optimizer.lr=0.1 (0.50) model.local_lr_scheduler=cosine callbacks.c=0.25 (0.25)"
+    )
