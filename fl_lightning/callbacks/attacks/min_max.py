@@ -42,7 +42,7 @@ class MinMax(OmniscientAttack):
     Shejwalkar & Houmansadr, "Manipulating the Byzantine: Optimizing Model Poisoning Attacks and Defenses for Federated
     Learning" (2021), eq. 8: γ is the largest with max_k ‖mean + γ p - u_k‖ <= max_jk ‖u_j - u_k‖ over the honest
     updates u. Here γ is the root of a quadratic equation; the released code halves steps of a search until they are
-    below 1e-5. The mean counts each client once. List MinMax before the server rules.
+    below 1e-5, and never goes beyond γ = 20. The mean counts each client once. List MinMax before the server rules.
 
     Args:
         num_byzantine: >= 0, number of attackers among the clients that have data.
