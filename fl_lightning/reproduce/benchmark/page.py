@@ -147,6 +147,7 @@ def pages_of(problems: Sequence[Problem], missing: Sequence[str], page: Path) ->
         tests=sum(len(answer.p) for answer in answers),
         matrix=_matrix(answers, whole),
         places=_places(problems),
+        agreement=_agreement(problems),
         conflict=_conflict(whole, page.with_suffix(".png"), generator),
         picture=page.with_suffix(".png").name,
         test_seeds=TESTS[1],
@@ -314,6 +315,28 @@ def _places(problems: Sequence[Problem]) -> str:
     table = "\n".join(pipes(head, rows))
     cosines = f"{decays.count(COSINE):,} are a cosine"
     return f"{table}\n\nOf {len(decays):,} choices between a constant rate and a cosine, {cosines}."
+
+
+def _agreement(problems: Sequence[Problem]) -> str:
+    """Write, for each problem with twice three searches, what either three of them find; empty if there is none."""
+    rows = []
+    for problem in problems:
+        searches = sorted(set(search_of(problem.tests)))
+        if len(searches) < 2 * FEWEST_SEEDS:
+            continue
+        halves = [searches[:FEWEST_SEEDS], searches[FEWEST_SEEDS : 2 * FEWEST_SEEDS]]
+        answers = [answers_of([problem.of(half)])[0] for half in halves]
+        one, other = (answer.once["gain"].drop(BASELINE) for answer in answers)
+        rows.append(
+            [problem.name, *(_best(answer) for answer in answers), fixed(one.corr(other, method="spearman"), 2)]
+        )
+    head = ["problem", "three searches", "three others", "rank correlation of all rules' gains"]
+    return "\n".join(pipes(head, rows)) if rows else ""
+
+
+def _best(answer: Answer) -> str:
+    """Name the candidates in their order, with their gains."""
+    return ", ".join(f"{method} {_gain(answer, method)}" for method in answer.p)
 
 
 def _conflict(whole: pd.DataFrame, picture: Path, generator: np.random.Generator) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +41,11 @@ class Problem:
     def measure(self) -> str:
         """The column by which methods are compared."""
         return self.experiment.measures[0]
+
+    def of(self, searches: Collection[int]) -> Problem:
+        """Return the problem with some of its searches alone."""
+        tests, final = self.tests[search_of(self.tests).isin(searches)], self.final[self.final["seed"].isin(searches)]
+        return Problem(self.experiment, tests, final)
 
     def tests_at(self, budget: int) -> pd.DataFrame:
         """Return the tests of one length, in the problem's rounds."""

@@ -105,6 +105,9 @@ def test_answers(tmp_path: Path) -> None:
     correlation = re.search(r"correlation of the two, over the rules, is (\S+)", text)
     assert correlation
     assert float(correlation[1]) > 0.9  # by construction
+    halves = re.search(r"\| label-skew \| FedACG \+.*, FedAdam .*\* \| FedACG .*, FedAdam .*\* \| (\S+) \|", text)
+    assert halves, "the same three are found twice"
+    assert float(halves[1]) >= 0.8, "FedACG and FedDyn are alike, and so are FedAdam and FedGH"
     assert re.search(r"\d+ of 100 such tables\shave a star", text)
     assert page.with_suffix(".png").stat().st_size > 5_000
 
