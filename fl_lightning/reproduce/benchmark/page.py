@@ -201,7 +201,8 @@ def _advice(answer: Answer) -> str:
         if others:
             text += f" {' and '.join(others)} cannot be told from it."
     else:
-        text += f" None is shown to, over {_searches([answer.problem])} searches: use FedAvg, its rate tuned."
+        over = f"{_searches([answer.problem])} searches"
+        text += f" None is shown to, over {over}: FedAvg, its rate tuned, is the rule to beat."
         above = [method for method in answer.p if answer.once["gain"][method] > 0]
         if above:
             cheapest = min(above, key=lambda method: _cost(answer.problem, answer.once, method))
