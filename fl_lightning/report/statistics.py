@@ -102,29 +102,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.02, 0.03])
     [0.03, 0.04, 0.04]
     """
-    return [corrected for (corrected,) in holm_in_order([[p] for p in p_values])]
-
-
-def holm_in_order(families: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Correct the p values of several families, in each of which a test counts once all before it are significant.
-
-    Each of m families gets the level 1/m, and hands it from test to test; a family that is through leaves it to the
-    others (the sequentially rejective graphs of Bretz et al., 2009). Where each family has one test this is
-    :func:`holm`; nan stays nan and does not count.
-
-    In the first family both tests come before the second family's, whose p value then counts once:
-
-    >>> holm_in_order([[0.01, 0.015], [0.04, 0.001]])
-    [[0.02, 0.03], [0.04, 0.04]]
-    """
-    corrected = [[math.nan] * len(family) for family in families]
-    waiting = [[at for at, p in enumerate(family) if not math.isnan(p)] for family in families]
+    order = [at for at in np.argsort(p_values) if not math.isnan(p_values[at])]
+    corrected = [math.nan] * len(p_values)
     least = 0.0
-    while left := [row for row, tests in enumerate(waiting) if tests]:
-        row = min(left, key=lambda row: families[row][waiting[row][0]])
-        at = waiting[row].pop(0)
-        least = max(least, min(1.0, len(left) * families[row][at]))
-        corrected[row][at] = least
+    for rank, at in enumerate(order):
+        least = max(least, min(1.0, (len(order) - rank) * p_values[at]))
+        corrected[at] = least
     return corrected
 
 

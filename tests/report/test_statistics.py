@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fl_lightning.report.statistics import band, holm, holm_in_order, interval, label, paired, two_sided_p
+from fl_lightning.report.statistics import band, holm, interval, label, paired, two_sided_p
 
 
 def test_band_of_three_seeds_with_one_missing() -> None:
@@ -61,29 +61,6 @@ def test_the_two_sided_p_value() -> None:
 def test_holm_by_hand() -> None:
     """Four tests, one of them not known: 3 × 0.01, 2 × 0.02, and 1 × 0.03, which may not be below 0.04."""
     assert holm([0.03, 0.01, math.nan, 0.02]) == pytest.approx([0.04, 0.03, math.nan, 0.04], nan_ok=True)
-
-
-def test_a_test_in_order_waits_for_those_before_it() -> None:
-    """Three families: a's first, 3 × 0.002, then its second, 3 × 0.01; a is through, so b's first is 2 × 0.02.
-
-    b's second is small, but comes after its first: 0.04. c's first is 1 × 0.5, and its second may not be below it.
-    """
-    corrected = holm_in_order([[0.002, 0.01], [0.02, math.nan, 0.001], [0.5, 0.004], []])
-    assert corrected[0] == pytest.approx([0.006, 0.03])
-    assert corrected[1] == pytest.approx([0.04, math.nan, 0.04], nan_ok=True)
-    assert corrected[2:] == [pytest.approx([0.5, 0.5]), []]
-
-
-def test_families_in_order_find_what_is_not_there_in_five_of_a_hundred_at_most() -> None:
-    """The first two of three families have a real first effect, so that their second tests come up for testing."""
-    draw = np.random.default_rng(0)
-    wrong = 0
-    for _ in range(4_000):
-        p = draw.uniform(size=(3, 3))
-        p[:2, 0] = 1e-9
-        corrected = np.array(holm_in_order(p.tolist()))
-        wrong += bool((corrected[:2, 1:] < 0.05).any() or (corrected[2] < 0.05).any())
-    assert 0.03 < wrong / 4_000 < 0.06
 
 
 @pytest.mark.parametrize(

@@ -73,15 +73,6 @@ def winners(results: pd.DataFrame, measure: str, better: list[str]) -> list[str]
     return [method for method in better if method == best or not _p(values[best] - values[method]) < LEVEL]
 
 
-def shuffled(results: pd.DataFrame, generator: np.random.Generator) -> pd.DataFrame:
-    """Exchange the methods within each search at random, so that no method is better than another."""
-    mixed = results.copy()
-    for _, rows in results.groupby(search_of(results)):
-        names = rows[METHOD].unique()
-        mixed.loc[rows.index, METHOD] = rows[METHOD].map(dict(zip(names, generator.permutation(names), strict=True)))
-    return mixed
-
-
 def conflict_and_gain(table: pd.DataFrame, generator: np.random.Generator) -> tuple[float, float, float]:
     """Correlate, within problems, the ranks of what methods take from the conflict with those of what they gain.
 

@@ -16,23 +16,22 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.helps.class_lists import first_sentence
 from fl_lightning.report.elements import pipes
 from fl_lightning.report.numbers import fixed
-from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm_in_order
+from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL
+from fl_lightning.reproduce.benchmark.chance import searches_of, share_as_small, smallest_p
 from fl_lightning.reproduce.benchmark.compare import CAPTION, points, table_of
-from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, gains, shuffled, winners
+from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, winners
 from fl_lightning.reproduce.benchmark.picture import draw
 from fl_lightning.reproduce.benchmark.problems import EDITION, Problem, problem_name, problem_of, results_of
-from fl_lightning.reproduce.benchmark.search import CALLBACKS, METHOD, TESTS, TRY, rounds_of, search_of
+from fl_lightning.reproduce.benchmark.search import BUDGETS, CALLBACKS, METHOD, TESTS, TRY, rounds_of, search_of
 from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, in_the_middle, place_of, values_in
 from fl_lightning.reproduce.experiments.experiment import Cell
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.outcome import tables
 
-CANDIDATES = 3  # methods of a problem that are tested: the best by the validation images of the searches
 ATTACK = "attack"  # how the names of problems with attackers begin
-SHUFFLES = 100  # times that methods are exchanged within searches
 PERSONAL = "personal"  # how PersonalEvaluation's measures begin
 EDGE = 0.1  # part of a range that counts as its end
-FAMILY = ", corrected over all problems; a rule is clear only if those that are better on validation images are, too"
+FAMILY = ", corrected for the tests of all problems by tables with shuffled names"
 
 
 def write_answers(out: Path, file: str) -> int:
@@ -87,26 +86,29 @@ class Answer:
     winners: Sequence[str]
 
 
-def answers_of(problems: Sequence[Problem]) -> list[Answer]:
-    """Test the candidates in the problems' rounds, corrected over the problems, and in a problem in their order."""
-    named = [candidates(problem) for problem in problems]
-    at_once = [problem.gains_at(1) for problem in problems]
-    p_values = [once["p"].reindex(methods).tolist() for once, methods in zip(at_once, named, strict=True)]
+def answers_of(problems: Sequence[Problem], generator: np.random.Generator) -> tuple[list[Answer], str]:
+    """Test the candidates in the problems' rounds, corrected for all tests of all problems.
+
+    Args:
+        problems: the problems.
+        generator: generator of the tables with shuffled names.
+
+    Returns:
+        The answers, and how many of the tables with shuffled names that did not serve the correction have a clear gain.
+    """
+    measured = [searches_of(problem) for problem in problems]
+    smallest = smallest_p(measured, generator)
     answers = []
-    for problem, once, methods, corrected in zip(problems, at_once, named, holm_in_order(p_values), strict=True):
-        twice = problem.gains_at(2)
-        p = dict(zip(methods, corrected, strict=True))
+    for problem, searches in zip(problems, measured, strict=True):
+        once, twice = (problem.gains_at(budget) for budget in BUDGETS)
+        p = {}
+        for at, raw in zip(searches.candidates(), searches.p_values(), strict=True):
+            p[searches.methods[at]] = share_as_small(raw, smallest)
         better = [method for method in p if p[method] < LEVEL and once["gain"][method] > 0]
         best = winners(problem.tests_at(1), problem.measure, better)
         answers.append(Answer(problem, once, twice, p, sorted(best, key=lambda method: _cost(problem, once, method))))
-    return answers
-
-
-def candidates(problem: Problem) -> list[str]:
-    """Name the methods whose chosen settings are best on the validation images, on average over the searches."""
-    chosen = problem.final.groupby([METHOD, "seed"])[problem.measure].max().groupby(METHOD).mean()
-    known = [method for method in chosen.sort_values(ascending=False).index if method in set(problem.tests[METHOD])]
-    return [str(method) for method in known if method != BASELINE][:CANDIDATES]
+    wrong = sum(share_as_small(p, smallest) < LEVEL for p in smallest_p(measured, generator))
+    return answers, f"{wrong:,} of {len(smallest):,}"
 
 
 def _cost(problem: Problem, table: pd.DataFrame, method: str) -> tuple[int, float, float]:
@@ -136,9 +138,9 @@ def pages_of(problems: Sequence[Problem], missing: Sequence[str], page: Path) ->
         missing: names of those that were not.
         page: path of the page.
     """
-    answers = answers_of(problems)
-    whole = pd.concat({answer.problem.name: answer.once for answer in answers}, names=["problem", METHOD]).reset_index()
     generator = np.random.default_rng(0)
+    answers, false_gains = answers_of(problems, generator)
+    whole = pd.concat({answer.problem.name: answer.once for answer in answers}, names=["problem", METHOD]).reset_index()
     text = tables.page_from(
         "benchmark.md.j2",
         edition=EDITION,
@@ -147,11 +149,13 @@ def pages_of(problems: Sequence[Problem], missing: Sequence[str], page: Path) ->
         tests=sum(len(answer.p) for answer in answers),
         matrix=_matrix(answers, whole),
         places=_places(problems),
-        agreement=_agreement(problems),
+        agreement=_agreement(problems, generator),
         conflict=_conflict(whole, page.with_suffix(".png"), generator),
         picture=page.with_suffix(".png").name,
         test_seeds=TESTS[1],
-        false_gains=_false_gains(problems, generator),
+        false_gains=false_gains,
+        rounds=_span([rounds_of(problem.experiment) for problem in problems]),
+        at_the_end=", ".join(_rates_at_the_end(problems)),
         searches=_searches(problems),
         problems=len(problems),
         missing=missing,
@@ -200,21 +204,33 @@ def _advice(answer: Answer) -> str:
         text += f" **{first}**{_what_it_does(answer.problem, first)}."
         if others:
             text += f" {' and '.join(others)} cannot be told from it."
+        close = _close(answer, first)
+        if close:
+            text += f" Close to it, and not tested: {', '.join(close)}."
     else:
-        over = f"{_searches([answer.problem])} searches"
-        text += f" None is shown to, over {over}: FedAvg, its rate tuned, is the rule to beat."
-        above = [method for method in answer.p if answer.once["gain"][method] > 0]
+        text += f" None is shown to by {_searches([answer.problem])} searches, which show large and steady gains only."
+        above = [method for method in answer.p if answer.once["gain"][method] > answer.once["half"][method]]
         if above:
             cheapest = min(above, key=lambda method: _cost(answer.problem, answer.once, method))
             price = [*needs_of(answer.problem, cheapest), *_sends(answer.once, cheapest)]
             costs = f"needs {' and '.join(price)}" if price else "costs no more"
             what = _what_it_does(answer.problem, cheapest)
-            text += f" Worth a try: {cheapest}{what}. It {costs}, and gained {_of(answer.once, cheapest)}."
+            text += f" Worth a try: {cheapest}{what}. It {costs}, and gained {_of(answer.once, cheapest)} over FedAvg."
             shown = [cheapest]
+        else:
+            text += " FedAvg, its rate tuned, costs least."
     lines = []
     for method in [*shown, BASELINE]:
         lines += [f"# {method}", command_of(answer.problem, method)]
     return "\n".join([text, "", "<!-- not run: on a config of yours -->", "```bash", *lines, "```"])
+
+
+def _close(answer: Answer, best: str) -> list[str]:
+    """Name the methods that were not tested, whose interval is above FedAvg and not clearly below the best method."""
+    once = answer.once
+    above = once.index[(once["gain"] > once["half"]) & ~once.index.isin(list(answer.p))]
+    tests = answer.problem.tests_at(1)
+    return [method for method in above if len(winners(tests, answer.problem.measure, [best, method])) > 1]
 
 
 def _what_it_does(problem: Problem, method: str) -> str:
@@ -318,7 +334,19 @@ def _places(problems: Sequence[Problem]) -> str:
     return f"{table}\n\nOf {len(decays):,} choices between a constant rate and a cosine, {cosines}."
 
 
-def _agreement(problems: Sequence[Problem]) -> str:
+def _rates_at_the_end(problems: Sequence[Problem]) -> list[str]:
+    """Name the methods of which half of the searches or more chose a learning rate at the upper end of its range."""
+    places: dict[str, list[float]] = {}
+    for problem in problems:
+        for method in dict.fromkeys(problem.tests[METHOD]):
+            space = _space(problem, method)
+            rate = next(iter(space))
+            for name in _chosen(problem, method):
+                places.setdefault(method, []).append(place_of(space[rate], float(values_in(name, space)[rate])))
+    return sorted(method for method, found in places.items() if np.mean(np.array(found) > 1 - EDGE) >= 0.5)
+
+
+def _agreement(problems: Sequence[Problem], generator: np.random.Generator) -> str:
     """Write, for each problem with twice three searches, what either three of them find; empty if there is none."""
     rows = []
     for problem in problems:
@@ -326,7 +354,7 @@ def _agreement(problems: Sequence[Problem]) -> str:
         if len(searches) < 2 * FEWEST_SEEDS:
             continue
         halves = [searches[:FEWEST_SEEDS], searches[FEWEST_SEEDS : 2 * FEWEST_SEEDS]]
-        answers = [answers_of([problem.of(half)])[0] for half in halves]
+        answers = [answers_of([problem.of(half)], generator)[0][0] for half in halves]
         one, other = (answer.once["gain"].drop(BASELINE) for answer in answers)
         rows.append(
             [problem.name, *(_best(answer) for answer in answers), fixed(one.corr(other, method="spearman"), 2)]
@@ -351,23 +379,15 @@ def _conflict(whole: pd.DataFrame, picture: Path, generator: np.random.Generator
     return f"{fixed(value, 2)} (95 % interval {fixed(low, 2)} to {fixed(high, 2)}): {shown}"
 
 
-def _false_gains(problems: Sequence[Problem], generator: np.random.Generator) -> str:
-    """Count in how many draws, with methods exchanged, any gain of the candidates seems clear."""
-    wrong = 0
-    named = [candidates(problem) for problem in problems]
-    for _ in range(SHUFFLES):
-        p = []
-        for problem, methods in zip(problems, named, strict=True):
-            table = gains(shuffled(problem.tests_at(1), generator), problem.measure)
-            p.append(table["p"].reindex(methods).tolist())
-        wrong += any(value < LEVEL for corrected in holm_in_order(p) for value in corrected)
-    return f"{wrong} of {SHUFFLES}"
-
-
 def _searches(problems: Sequence[Problem]) -> str:
     """Say how many searches the problems have."""
-    counts = sorted({search_of(problem.tests).nunique() for problem in problems})
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return _span([search_of(problem.tests).nunique() for problem in problems])
+
+
+def _span(counts: Sequence[int]) -> str:
+    """Write the smallest and the largest of some numbers."""
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _numbers(answer: Answer, page: Path) -> str:
