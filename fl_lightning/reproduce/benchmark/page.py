@@ -23,7 +23,7 @@ from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, 
 from fl_lightning.reproduce.benchmark.picture import draw
 from fl_lightning.reproduce.benchmark.problems import EDITION, Problem, problem_name, problem_of, results_of
 from fl_lightning.reproduce.benchmark.search import BUDGETS, CALLBACKS, METHOD, TESTS, TRY, rounds_of, search_of
-from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, in_the_middle, place_of, values_in
+from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, place_of, typical, values_in
 from fl_lightning.reproduce.experiments.experiment import Cell
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.outcome import tables
@@ -145,7 +145,7 @@ def pages_of(problems: Sequence[Problem], missing: Sequence[str], page: Path) ->
         "benchmark.md.j2",
         edition=EDITION,
         answers=_first_table(answers, page),
-        advice=[_advice(answer) for answer in answers],
+        advice=[(answer.problem.name, _page_of(page, answer).name, _advice(answer)) for answer in answers],
         tests=sum(len(answer.p) for answer in answers),
         matrix=_matrix(answers, whole),
         places=_places(problems),
@@ -208,17 +208,19 @@ def _advice(answer: Answer) -> str:
         if close:
             text += f" Close to it, and not tested: {', '.join(close)}."
     else:
-        text += f" None is shown to by {_searches([answer.problem])} searches, which show large and steady gains only."
+        text += f" None is proved to, over {_searches([answer.problem])} searches."
         above = [method for method in answer.p if answer.once["gain"][method] > answer.once["half"][method]]
         if above:
             cheapest = min(above, key=lambda method: _cost(answer.problem, answer.once, method))
             price = [*needs_of(answer.problem, cheapest), *_sends(answer.once, cheapest)]
             costs = f"needs {' and '.join(price)}" if price else "costs no more"
             what = _what_it_does(answer.problem, cheapest)
-            text += f" Worth a try: {cheapest}{what}. It {costs}, and gained {_of(answer.once, cheapest)} over FedAvg."
+            gain, twice = _of(answer.once, cheapest), _of(answer.twice, cheapest)
+            text += f" Worth a try, as the cheapest of those that seem to: {cheapest}{what}. It {costs}. Its gain over"
+            text += f" FedAvg was {gain} (p {fixed(answer.p[cheapest], 2)}), at twice the rounds {twice}."
             shown = [cheapest]
         else:
-            text += " FedAvg, its rate tuned, costs least."
+            text += " None seems to: use FedAvg, its rate tuned."
     lines = []
     for method in [*shown, BASELINE]:
         lines += [f"# {method}", command_of(answer.problem, method)]
@@ -250,12 +252,12 @@ def _cell_of(problem: Problem, method: str) -> Cell:
 
 
 def command_of(problem: Problem, method: str) -> str:
-    """Write the command that trains a method on a user's config, with what the search in the middle chose."""
+    """Write the command that trains a method on a user's config, with the means of what its searches chose."""
     parts = ["fl-lightning fit --config YOURS.yaml"]
     if problem.measure.startswith(PERSONAL):
         parts.append("--trainer.callbacks+=PersonalEvaluation")  # a rule's arguments go to the last of the callbacks
     parts += [shlex.quote(argument) for argument in _cell_of(problem, method).options]
-    for name, value in in_the_middle(_chosen(problem, method), _space(problem, method)).items():
+    for name, value in typical(_chosen(problem, method), _space(problem, method)).items():
         if name != DECAY:
             parts.append(f"--{name}={value}")
         elif value == COSINE:

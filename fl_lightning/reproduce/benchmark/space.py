@@ -134,17 +134,25 @@ def as_options(settings: Mapping[str, Any], rounds: int) -> list[str]:
     return arguments
 
 
-def in_the_middle(names: Sequence[str], space: Space) -> Settings:
-    """Return, of several settings, those in the middle by the space's first option; of two, the lower ones.
+def typical(names: Sequence[str], space: Space) -> Settings:
+    """Return the means of the numbers of several settings, of those that share the most frequent other values.
 
-    >>> names = ["optimizer.lr=0.4 callbacks.mu=1", "optimizer.lr=0.02 callbacks.mu=3"]
-    >>> names.append("optimizer.lr=0.1 callbacks.mu=2")
-    >>> in_the_middle(names, {"client.optimizer.lr": {"log": [0.01, 1]}, "callbacks.mu": [1, 2, 3]})
-    {'client.optimizer.lr': '0.1', 'callbacks.mu': '2'}
+    Numbers have geometric means, over these settings alone: with a decay another rate is good than without.
+
+    >>> names = ["optimizer.lr=0.1 local_lr_scheduler=cosine", "optimizer.lr=0.9 local_lr_scheduler=constant"]
+    >>> names.append("optimizer.lr=0.4 local_lr_scheduler=cosine")
+    >>> typical(names, {"optimizer.lr": {"log": [0.01, 1]}, "local_lr_scheduler": ["constant", "cosine"]})
+    {'optimizer.lr': 0.2, 'local_lr_scheduler': 'cosine'}
     """
-    first = next(iter(space))
-    settings = sorted((values_in(name, space) for name in names), key=lambda values: float(values[first]))
-    return settings[(len(settings) - 1) // 2]
+    lists = [key for key, spec in space.items() if not isinstance(spec, Mapping)]
+    settings = [values_in(name, space) for name in names]
+    kinds = [[values[key] for key in lists] for values in settings]
+    alike = [values for values, kind in zip(settings, kinds, strict=True) if kind == max(kinds, key=kinds.count)]
+    found: Settings = dict(alike[0])
+    for key in found:
+        if key not in lists:
+            found[key] = float(f"{stats.gmean([float(values[key]) for values in alike]):.{DIGITS}g}")
+    return found
 
 
 def placed(name: str, space: Space) -> str:

@@ -82,8 +82,7 @@ def test_answers(tmp_path: Path) -> None:
     advice = text[text.index("## If your clients") : text.index("## The gains of all")]
     assert "**FedACG**, which starts clients ahead of the global model" in advice
     assert "FedDyn cannot be told from it" in advice
-    assert "None is shown to by 6 searches, which show large and steady gains only." in advice
-    assert "gains only. FedAvg, its rate tuned, costs least." in advice
+    assert "None is proved to, over 6 searches. None seems to: use FedAvg, its rate tuned." in advice
     line = next(line for line in advice.splitlines() if "fl-lightning fit" in line)
     assert "\n# FedAvg\nfl-lightning fit" in advice
     assert "--trainer.callbacks.lam=0." in line
@@ -113,7 +112,9 @@ def test_where_nothing_is_clear_the_cheapest_that_seems_to_gain_is_named(tmp_pat
     write_answers(tmp_path, str(tmp_path / "answers.md"))
     text = (tmp_path / "answers.md").read_text()
     assert "**FedACG**" not in text
-    tried = re.search(r"by 3 searches, .* Worth a try: FedACG, which [^.]+\. It costs no more, and gained \+\d\.", text)
+    tried = re.search(
+        r"over 3 searches\. Worth a try, .*: FedACG, which [^.]+\. It costs no more\. .* was \+\d\.\d ± ", text
+    )
     assert tried, "FedDyn gains as much, and needs a vector for each client"
     assert "\n# FedACG\nfl-lightning fit" in text[tried.end() :], "its command"
 
@@ -136,7 +137,7 @@ def test_the_command_can_be_read(tmp_path: Path) -> None:
     write_results(tmp_path)
     write_answers(tmp_path, str(tmp_path / "answers.md"))
     lines = (tmp_path / "answers.md").read_text().splitlines()
-    line = next(line.strip() for line in lines if "--trainer.callbacks.lam" in line)
+    line = next(line for line in lines if line.startswith("fl-lightning fit") and "--trainer.callbacks.lam" in line)
     words = line.removeprefix("fl-lightning fit --config YOURS.yaml ").replace("ROUNDS", "7").split()
     config = config_of(["--config=digits_gh.yaml", "--trainer.callbacks=[]", *words])
     assert config["trainer"]["callbacks"][-1]["class_path"].endswith("FedACG")

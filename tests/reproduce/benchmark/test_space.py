@@ -10,10 +10,10 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.benchmark.space import (
     as_options,
     draw,
-    in_the_middle,
     name_of,
     place_of,
     placed,
+    typical,
     value_at,
     values_in,
 )
@@ -74,13 +74,11 @@ def test_a_cosine_ends_with_the_run() -> None:
     assert words[1:] == ["--model.client.optimizer.lr=0.1"]
 
 
-def test_the_settings_in_the_middle_are_one_of_them() -> None:
-    names = ["optimizer.lr=0.1 model.local_lr_scheduler=cosine", "optimizer.lr=0.9 model.local_lr_scheduler=cosine"]
-    names.append("optimizer.lr=0.2 model.local_lr_scheduler=constant")
-    middle = {"model.client.optimizer.lr": "0.2", "model.local_lr_scheduler": "constant"}
-    assert in_the_middle(names, SHARED) == middle
-    assert in_the_middle(names[:2], SHARED)["model.client.optimizer.lr"] == "0.1", "the lower of two"
-    assert in_the_middle([names[0], names[1], names[2], "optimizer.lr=0.3"], SHARED) == middle
+def test_typical_settings_are_means_of_those_that_agree_on_the_schedule() -> None:
+    names = ["optimizer.lr=0.1 model.local_lr_scheduler=cosine", "optimizer.lr=0.9 model.local_lr_scheduler=constant"]
+    names.append("optimizer.lr=0.4 model.local_lr_scheduler=cosine")
+    assert typical(names, SHARED) == {"model.client.optimizer.lr": 0.2, "model.local_lr_scheduler": "cosine"}
+    assert typical(names[:2], SHARED)["model.client.optimizer.lr"] == 0.1, "the first of two that differ"
 
 
 def test_a_number_has_its_place_and_another_value_has_none() -> None:
