@@ -78,9 +78,11 @@ def share_as_small(p: float, smallest: NDArray[np.float64]) -> float:
     """Correct a p value: return the share of the tables with shuffled names that have one as small somewhere.
 
     Westfall & Young, 1993: that share allows for the number of tests. It also allows for the choice of the methods that
-    are tested, because the tables with shuffled names make it anew.
+    are tested, because the tables with shuffled names make it anew. nan stays nan.
 
     >>> share_as_small(0.02, np.array([0.5, 0.01, 0.2]))  # this table counts as one of four
     0.5
     """
+    if np.isnan(p):
+        return p
     return float((1 + (smallest <= p).sum()) / (1 + len(smallest)))

@@ -31,6 +31,10 @@ def test_the_best_three_by_validation_are_tested() -> None:
     assert p[2] == pytest.approx(two_sided_p(np.array([3.0, 5.0, 5.0])))
 
 
+def test_too_few_searches_are_never_a_clear_gain() -> None:
+    assert math.isnan(share_as_small(math.nan, np.array([0.1, 0.2])))
+
+
 def test_the_same_difference_in_every_search_is_certain_and_no_difference_is_none() -> None:
     tests = np.array([[50.0, 51, 50, 49, 0, 0]] * 3)
     assert Searches(NAMES, tests, np.array([[0.0, 9, 8, 7, 0, 0]] * 3)).p_values().tolist() == [0.0, 1.0, 0.0]
