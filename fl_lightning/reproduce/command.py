@@ -39,7 +39,8 @@ def command(args: Sequence[str]) -> int:
     if asked.rule:
         experiments = [with_rule(experiment, asked.rule, asked.grid) for experiment in experiments]
         if not runs.subset:  # of the other methods, the results that come with the package are shown
-            measured = asked.quick and not runs.options and set(runs.seeds) <= searches_measured(asked.id[0])
+            known = searches_measured(asked.id[0], asked.scale) if asked.quick and not runs.options else set()
+            measured = set(runs.seeds) <= known
             trained = [*([] if measured else [BASELINE]), short_name(asked.rule)]
             runs = replace(runs, subset=[f"{METHOD}={','.join(trained)}"])
     plain = list[Experiment]()

@@ -40,7 +40,10 @@ class Searches:
         return known[:CANDIDATES]
 
     def p_values(self) -> NDArray[np.float64]:
-        """Return each candidate's p: of a paired two-sided t test against FedAvg; nan for fewer than three searches."""
+        """Return each candidate's p: of a paired two-sided t test against FedAvg; nan for fewer than three searches.
+
+        They are those of :func:`two_sided_p`, of all candidates at once, because thousands of tables are tested.
+        """
         apart = self.tests[:, self.candidates()] - self.tests[:, :1]
         count = (~np.isnan(apart)).sum(0)
         mean = np.nansum(apart, axis=0) / np.maximum(count, 1)
@@ -67,7 +70,10 @@ def searches_of(problem: Problem) -> Searches:
 
 def smallest_p(problems: Sequence[Searches], generator: np.random.Generator) -> NDArray[np.float64]:
     """Return the smallest p of each of many tables in which the names are shuffled."""
-    return np.array([_smallest([problem.shuffled(generator) for problem in problems]) for _ in range(SHUFFLES)])
+    smallest = np.empty(SHUFFLES)
+    for at in range(SHUFFLES):
+        smallest[at] = _smallest([problem.shuffled(generator) for problem in problems])
+    return smallest
 
 
 def _smallest(problems: Sequence[Searches]) -> float:

@@ -23,7 +23,7 @@ from fl_lightning.reproduce.benchmark.gains import BASELINE, conflict_and_gain, 
 from fl_lightning.reproduce.benchmark.picture import draw
 from fl_lightning.reproduce.benchmark.problems import EDITION, Problem, problem_name, problem_of, results_of
 from fl_lightning.reproduce.benchmark.search import BUDGETS, CALLBACKS, METHOD, TESTS, TRY, rounds_of, search_of
-from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, place_of, typical, values_in
+from fl_lightning.reproduce.benchmark.space import COSINE, DECAY, RATE, place_of, typical, values_in
 from fl_lightning.reproduce.experiments.experiment import Cell
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.outcome import tables
@@ -342,9 +342,11 @@ def _rates_at_the_end(problems: Sequence[Problem]) -> list[str]:
     for problem in problems:
         for method in dict.fromkeys(problem.tests[METHOD]):
             space = _space(problem, method)
-            rate = next(iter(space))
+            if RATE not in space:
+                continue
             for name in _chosen(problem, method):
-                places.setdefault(method, []).append(place_of(space[rate], float(values_in(name, space)[rate])))
+                place = place_of(space[RATE], float(values_in(name, space)[RATE]))
+                places.setdefault(method, []).append(place)
     return sorted(method for method, found in places.items() if np.mean(np.array(found) > 1 - EDGE) >= 0.5)
 
 

@@ -86,7 +86,7 @@ def results_of(id: str, out: Path, scale: str = "") -> pd.DataFrame:
     return pd.concat([own, ours[others]], ignore_index=True)
 
 
-def searches_measured(id: str) -> set[int]:
-    """Return the searches, by their seeds, whose tests of FedAvg come with the package."""
-    ours = read(MEASURED / id / RESULTS)
+def searches_measured(id: str, scale: str = "") -> set[int]:
+    """Return the searches, by their seeds, whose tests of FedAvg at a scale come with the package."""
+    ours = read(MEASURED / scale / id / RESULTS)
     return set() if ours.empty else set(search_of(ours[ours[METHOD].eq(BASELINE)]))

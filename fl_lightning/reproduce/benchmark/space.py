@@ -15,6 +15,7 @@ from fl_lightning.reproduce.experiments.grid import option
 
 LOG, EVEN = "log", "even"  # in what a range is evenly drawn from: in the logarithm, or in the value itself
 DIGITS = 3  # significant digits of a drawn value
+RATE = "model.client.optimizer.lr"
 DECAY = "model.local_lr_scheduler"
 CONSTANT, COSINE = "constant", "cosine"  # values of DECAY; a cosine falls to 0 at the end of the run
 
@@ -145,9 +146,11 @@ def typical(names: Sequence[str], space: Space) -> Settings:
     {'optimizer.lr': 0.2, 'local_lr_scheduler': 'cosine'}
     """
     lists = [key for key, spec in space.items() if not isinstance(spec, Mapping)]
-    settings = [values_in(name, space) for name in names]
-    kinds = [[values[key] for key in lists] for values in settings]
-    alike = [values for values, kind in zip(settings, kinds, strict=True) if kind == max(kinds, key=kinds.count)]
+    by_kind: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for name in names:
+        values = values_in(name, space)
+        by_kind.setdefault(tuple(values[key] for key in lists), []).append(values)
+    alike = max(by_kind.values(), key=len)
     found: Settings = dict(alike[0])
     for key in found:
         if key not in lists:

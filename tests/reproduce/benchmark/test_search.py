@@ -176,6 +176,7 @@ def test_every_method_of_the_benchmark_can_be_read() -> None:
         (["--seeds=3"], ["Clipping"]),
         (["--first_seed=900"], ["FedAvg", "Clipping"]),  # the package has no such search
         (["--trainer.max_epochs=2"], ["FedAvg", "Clipping"]),  # nor runs with other options
+        (["--scale=full"], ["FedAvg", "Clipping"]),  # nor at that scale
     ],
 )
 def test_quick_trains_fedavg_only_where_the_package_has_no_results(
