@@ -12,11 +12,13 @@ import pytest
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import config_of
 from fl_lightning.reproduce.benchmark import problems
+from fl_lightning.reproduce.benchmark.compare import print_gains
 from fl_lightning.reproduce.benchmark.page import command_of, write_answers
 from fl_lightning.reproduce.benchmark.problems import Problem, results_of
 from fl_lightning.reproduce.benchmark.search import TESTS, in_draws
 from fl_lightning.reproduce.command import command
 from fl_lightning.reproduce.experiments.papers import experiments, find
+from fl_lightning.reproduce.run_options import RunOptions
 
 GAINS = {  # over FedAvg, in points
     "label-skew": {"FedACG": 4.0, "FedDyn": 3.95, "FedAdam": 2.0, "FedGH": 1.9, "CAGrad": -2.0},
@@ -159,6 +161,15 @@ def test_every_method_has_a_command_that_can_be_read() -> None:
                 assert config_of(["--config=digits_gh.yaml", *words])
                 assert ("PersonalEvaluation" in words[0]) == experiment.measures[0].startswith("personal")
     assert len(read) > 40
+
+
+def test_a_rule_whose_tests_all_failed_has_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_results(tmp_path)
+    runs = RunOptions("", tmp_path, [1], (), [], 1, dry_run=False)
+    print_gains(find("benchmark/label-skew")[0], runs, "Clipping")
+    assert capsys.readouterr().out == ""
+    print_gains(find("benchmark/label-skew")[0], runs, "FedACG")
+    assert "FedACG: +3.9 ± " in capsys.readouterr().out
 
 
 def test_few_searches_answer_nothing(tmp_path: Path) -> None:
