@@ -13,7 +13,16 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from fl_lightning.errors import ConfigurationError, RankError, causes, is_exhaustion, nearest, of_user, system_error
+from fl_lightning.errors import (
+    ConfigurationError,
+    RankError,
+    causes,
+    is_exhaustion,
+    most_similar,
+    nearest,
+    of_user,
+    system_error,
+)
 from fl_lightning.runs.config.earlier import GONE
 from fl_lightning.runs.display.hidden_messages import hide_unhelpful
 
@@ -273,6 +282,10 @@ def no_such_option(match: re.Match[str], refusal: Refusal) -> str:
         near = nearest(first, refusal.accepted)
         hint = f"; did you mean {near}{dot}{rest}?" if near else f": {_arguments_of(refusal)}"
         return f"there is no option {name}{hint}"
+    group, dot, last = name.rpartition(".")
+    misspelt = group not in refusal.options and most_similar(group, refusal.options, 1, cutoff=0.9)
+    if misspelt:
+        return f"there is no option --{name}; did you mean --{misspelt[0]}{dot}{last}?"
     hint = option_meant_by(name, value) or _nearest(name, refusal.options, dashes="--")
     return f"there is no option --{name}; {hint}"
 

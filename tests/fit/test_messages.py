@@ -19,6 +19,9 @@ PROVOKED = {  # by the answer's name: the arguments of fit after --config=tiny.y
     "no_such_option": {
         "--rounds=10": "there is no option --rounds; the number of rounds is --trainer.max_epochs 10",
         "--ckpt_pth=last": "there is no option --ckpt_pth; did you mean --ckpt_path?",
+        "--model.server_optimzer.lr=1": (
+            "there is no option --model.server_optimzer.lr; did you mean --model.server_optimizer.lr?"
+        ),
         "--plot=x.png": "there is no option --plot; --help lists what there is",
     },
     "no_option": {
