@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from fl_lightning.fit.configs import CONFIGS
 from fl_lightning.reproduce.benchmark.gains import BASELINE, gains
-from fl_lightning.reproduce.benchmark.search import BUDGET, METHOD, id_of, search_of
-from fl_lightning.reproduce.experiments.experiment import Experiment
+from fl_lightning.reproduce.benchmark.search import BUDGET, METHOD, TRY, id_of, search_of
+from fl_lightning.reproduce.experiments.experiment import Cell, Experiment, Tuning
 from fl_lightning.reproduce.outcome.numbers import CHANGED, RESULTS, read
 
 EDITION = "fl-lightning-bench 2"  # the problems, their seeds, their search, and the form of the results
@@ -54,6 +55,34 @@ class Problem:
     def gains_at(self, budget: int) -> pd.DataFrame:
         """Return the gains at one length, see :func:`gains`."""
         return gains(self.tests_at(budget), self.measure)
+
+    def cell(self, method: str) -> Cell:
+        """Return the cell of a method."""
+        return next(cell for cell in self.experiment.cells if cell.labels[METHOD] == method)
+
+    def needs(self, method: str) -> list[str]:
+        """Name what a method needs beside FedAvg, apart from what it sends."""
+        return list(self._tuning.needs.get(method, ()))
+
+    def space(self, method: str) -> dict[str, Any]:
+        """Return the options of a method that are drawn, with their distributions."""
+        return {**self._tuning.every, **self._tuning.method[method]}
+
+    def choices(self) -> pd.DataFrame:
+        """Return a row for each method and search: its ``search``, what it chose, and the mean of its tests."""
+        tests = self.tests_at(1)
+        by_choice = tests.assign(search=search_of(tests)).groupby([METHOD, "search", TRY])
+        return by_choice[self.measure].mean().reset_index()
+
+    def chosen(self, method: str) -> list[str]:
+        """Return the names of the settings that a method's searches chose."""
+        choices = self.choices()
+        return list(choices[choices[METHOD].eq(method)][TRY])
+
+    @property
+    def _tuning(self) -> Tuning:
+        assert self.experiment.tuning is not None
+        return self.experiment.tuning
 
 
 def problem_name(experiment: Experiment) -> str:

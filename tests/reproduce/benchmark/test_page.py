@@ -12,8 +12,9 @@ import pytest
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import config_of
 from fl_lightning.reproduce.benchmark import problems
+from fl_lightning.reproduce.benchmark.advice import command_of
 from fl_lightning.reproduce.benchmark.compare import print_gains
-from fl_lightning.reproduce.benchmark.page import command_of, write_answers
+from fl_lightning.reproduce.benchmark.page import write_answers
 from fl_lightning.reproduce.benchmark.problems import Problem, results_of
 from fl_lightning.reproduce.benchmark.search import TESTS, in_draws
 from fl_lightning.reproduce.command import command
