@@ -18,7 +18,12 @@ SITE = "https://example.org/project"
 
 # What each notebook prints somewhere, besides numbers that a test of its own checks.
 PRINTED = {
-    "tutorials/compare.md": ["15 runs", "FedAvg+GH (+7.8 points", "results: runs/sweep/compare", "comparison.tex"],
+    "tutorials/compare.md": [
+        "15 runs",
+        "FedAvg+GH (+7.8 points",
+        "results: runs/sweep/compare",
+        "difference 3.2 ± 2.4",
+    ],
     "tutorials/server-rule.md": ["tensor([3.5000, 3.5000])", "6 passed", "round 3/3", "6 runs, finished before"],
 }
 

@@ -87,7 +87,7 @@ def answers_of(problems: Sequence[Problem], generator: np.random.Generator) -> t
     for problem, searches in zip(problems, measured, strict=True):
         once, twice = (problem.gains_at(budget) for budget in BUDGETS)
         p = {}
-        for at, raw in zip(searches.candidates(), searches.p_values(), strict=True):
+        for at, raw in zip(searches.candidates().tolist(), searches.p_values().tolist(), strict=True):
             p[searches.methods[at]] = share_as_small(raw, smallest)
         answers.append(Answer(problem, once, twice, p))
     wrong = sum(share_as_small(p, smallest) < LEVEL for p in smallest_p(measured, generator))

@@ -15,7 +15,7 @@ from fl_lightning.reproduce.benchmark.problems import Problem
 from fl_lightning.reproduce.benchmark.search import METHOD
 
 CANDIDATES = 3  # methods of a problem that are tested: the best by the validation images of the searches
-SHUFFLES = 2000  # tables with shuffled names
+SHUFFLES = 10_000  # tables with shuffled names
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,38 +24,50 @@ class Searches:
 
     Attributes:
         methods: the names of the M methods, FedAvg's first.
-        tests: (S, M) mean of the tests of what a search chose; nan where a test is missing.
-        validation: (S, M) what it chose by; nan where nothing was trained to the end.
+        tests: (..., S, M) mean of the tests of what a search chose; nan where a test is missing.
+        validation: (..., S, M) what it chose by; nan where nothing was trained to the end.
     """
 
     methods: Sequence[str]
     tests: NDArray[np.float64]
     validation: NDArray[np.float64]
 
-    def candidates(self) -> list[int]:
-        """Return the columns of the methods that are best on the validation images, on average, the best first."""
-        count = (~np.isnan(self.validation)).sum(0)
-        level = np.where(count > 0, np.nansum(self.validation, axis=0) / np.maximum(count, 1), np.nan)
-        known = [at for at in np.argsort(-level, kind="stable").tolist() if at and not np.isnan(level[at])]
-        return known[:CANDIDATES]
+    def candidates(self) -> NDArray[np.intp]:
+        """Return the columns (..., C) of the methods that are best on the validation images, the best first."""
+        return np.argsort(-self._levels(), axis=-1, kind="stable")[..., : min(CANDIDATES, len(self.methods) - 1)]
+
+    def _levels(self) -> NDArray[np.float64]:
+        """Return the methods' means (..., M) on the validation images; -inf for FedAvg, and for those without any."""
+        count = (~np.isnan(self.validation)).sum(-2)
+        levels = np.where(count > 0, np.nansum(self.validation, axis=-2) / np.maximum(count, 1), -np.inf)
+        levels[..., 0] = -np.inf
+        return levels
 
     def p_values(self) -> NDArray[np.float64]:
-        """Return each candidate's p: of a paired two-sided t test against FedAvg; nan for fewer than three searches.
+        """Return each candidate's p (..., C), of a paired two-sided t test against FedAvg.
 
-        They are those of :func:`two_sided_p`, of all candidates at once, because thousands of tables are tested.
+        They are those of :func:`two_sided_p`, of all tables at once, because thousands are tested. nan for fewer than
+        three searches, and for a method that no search validated.
         """
-        apart = self.tests[:, self.candidates()] - self.tests[:, :1]
-        count = (~np.isnan(apart)).sum(0)
-        mean = np.nansum(apart, axis=0) / np.maximum(count, 1)
-        variance = np.nansum((apart - mean) ** 2, axis=0) / np.maximum(count - 1, 1)
+        candidates = self.candidates()
+        apart = np.take_along_axis(self.tests, candidates[..., None, :], axis=-1) - self.tests[..., :1]
+        count = (~np.isnan(apart)).sum(-2)
+        mean = np.nansum(apart, axis=-2) / np.maximum(count, 1)
+        variance = np.nansum((apart - mean[..., None, :]) ** 2, axis=-2) / np.maximum(count - 1, 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(mean == 0, 0.0, np.abs(mean) / np.sqrt(variance / np.maximum(count, 1)))
-        return np.where(count < FEWEST_SEEDS, np.nan, 2 * stats.t.sf(ratio, count - 1))
+        known = (count >= FEWEST_SEEDS) & np.isfinite(np.take_along_axis(self._levels(), candidates, axis=-1))
+        return np.where(known, 2 * stats.t.sf(ratio, count - 1), np.nan)
 
-    def shuffled(self, generator: np.random.Generator) -> Searches:
-        """Exchange the methods' names within each search: each name takes another's validation and tests."""
-        order = generator.permuted(np.tile(np.arange(len(self.methods)), (len(self.tests), 1)), axis=1)
-        tests, validation = (np.take_along_axis(values, order, axis=1) for values in (self.tests, self.validation))
+    def shuffled(self, generator: np.random.Generator, tables: int) -> Searches:
+        """Exchange the methods' names within each search, and return many such tables.
+
+        Each name takes another's validation and tests, (T, S, M) for T tables.
+        """
+        order = generator.permuted(np.tile(np.arange(len(self.methods)), (tables, len(self.tests), 1)), axis=-1)
+        tests, validation = (
+            np.take_along_axis(values[None], order, axis=-1) for values in (self.tests, self.validation)
+        )
         return replace(self, tests=tests, validation=validation)
 
 
@@ -70,14 +82,11 @@ def searches_of(problem: Problem) -> Searches:
 
 def smallest_p(problems: Sequence[Searches], generator: np.random.Generator) -> NDArray[np.float64]:
     """Return the smallest p of each of many tables in which the names are shuffled."""
-    smallest = np.empty(SHUFFLES)
-    for at in range(SHUFFLES):
-        smallest[at] = _smallest([problem.shuffled(generator) for problem in problems])
-    return smallest
-
-
-def _smallest(problems: Sequence[Searches]) -> float:
-    return float(np.nan_to_num(np.concatenate([problem.p_values() for problem in problems]), nan=1.0).min())
+    by_problem = []
+    for problem in problems:
+        p = problem.shuffled(generator, SHUFFLES).p_values()
+        by_problem.append(np.nan_to_num(p, nan=1.0).min(axis=-1, initial=1.0))
+    return np.array(np.min(by_problem, axis=0))
 
 
 def share_as_small(p: float, smallest: NDArray[np.float64]) -> float:

@@ -28,6 +28,7 @@ def test_the_best_three_by_validation_are_tested() -> None:
     p = searches.p_values()
     assert p[0] == pytest.approx(two_sided_p(np.array([2.0, 2.0, 3.0])))
     assert math.isnan(p[1])
+    assert len(p) == 3
     assert p[2] == pytest.approx(two_sided_p(np.array([3.0, 5.0, 5.0])))
 
 
@@ -42,11 +43,22 @@ def test_the_same_difference_in_every_search_is_certain_and_no_difference_is_non
 
 def test_a_name_takes_validation_and_tests_of_one_method() -> None:
     values = np.arange(24.0).reshape(4, 6)
-    mixed = Searches(NAMES, values, 100 + values).shuffled(np.random.default_rng(0))
+    mixed = Searches(NAMES, values, 100 + values).shuffled(np.random.default_rng(0), tables=3)
+    assert mixed.tests.shape == (3, 4, 6)
     assert np.array_equal(mixed.validation, 100 + mixed.tests)
-    assert np.array_equal(np.sort(mixed.tests, axis=1), values)
-    assert not np.array_equal(mixed.tests, values)
-    assert len({tuple(row % 6) for row in mixed.tests}) > 1, "each search is shuffled by itself"
+    for table in mixed.tests:
+        assert np.array_equal(np.sort(table, axis=1), values)
+        assert not np.array_equal(table, values)
+        assert len({tuple(row % 6) for row in table}) == 4, "each search is shuffled by itself"
+
+
+def test_many_tables_have_the_p_values_of_each() -> None:
+    """Also where a rule has no validation, or one search less."""
+    problem = drawn(np.random.default_rng(0))
+    problem.validation[:, 5], problem.tests[0, 1], problem.validation[1, 2] = np.nan, np.nan, np.nan
+    tables = problem.shuffled(np.random.default_rng(1), tables=50)
+    each = [Searches(NAMES, *table).p_values() for table in zip(tables.tests, tables.validation, strict=True)]
+    np.testing.assert_array_equal(tables.p_values(), each)
 
 
 def test_where_no_rule_is_better_a_table_has_a_clear_gain_in_five_of_a_hundred(monkeypatch: pytest.MonkeyPatch) -> None:
