@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -79,6 +80,7 @@ def pages_of(problems: Sequence[Problem], missing: Sequence[str], page: Path) ->
         advice=[(answer.problem.name, _page_of(page, answer).name, advice_of(answer)) for answer in answers],
         tests=sum(len(answer.p) for answer in answers),
         matrix=_matrix(answers, whole),
+        options=_options(problems),
         places=_places(problems),
         agreement=_agreement(problems, generator),
         conflict=_conflict(whole, page.with_suffix(".png"), generator),
@@ -131,6 +133,16 @@ def _matrix(answers: Sequence[Answer], whole: pd.DataFrame) -> str:
             cells.append(f"**{text}**" if method in answer.winners else text)
         rows.append(cells)
     return "\n".join(pipes(["points over FedAvg", "median", *names], rows))
+
+
+def _options(problems: Sequence[Problem]) -> str:
+    """Write what each method adds to the command of a run."""
+    options = {}
+    for problem in problems:
+        for cell in problem.experiment.cells:
+            options[cell.labels[METHOD]] = shlex.join(cell.options)
+    rows = [[method, f"`{added}`" if added else ""] for method, added in options.items()]
+    return "\n".join(pipes(["rule", "options"], rows))
 
 
 def _places(problems: Sequence[Problem]) -> str:
