@@ -575,7 +575,7 @@ class FederatedOrchestrator(ClientHost):
         if times := sum(quarantined):
             rounds = sum(count > 0 for count in quarantined)
             rank_zero_warn(
-                f"clients left out in this fit: {times}, in {rounds} of {len(quarantined)} rounds "
+                f"updates left out in this fit: {times}, in {rounds} of {len(quarantined)} rounds "
                 "(see clients/quarantined)"
             )
         self.flat.vector  # noqa: B018  # moves to the CPU, as the Trainer has moved the module

@@ -42,6 +42,8 @@ MEANT = {
 
 # Base classes of Lightning and PyTorch, of whose subclasses a config may name any.
 NAMEABLE = {"Callback", "LightningDataModule", "LightningModule", "Logger", "Module", "Optimizer", "LRScheduler"}
+OF_A_CLASS = ("class_path", "init_args")  # the keys of a class in YAML
+NO_METRIC = "Early stopping conditioned on metric"  # how Lightning's RuntimeError about its monitor begins
 FEW = 3  # largest number of classes that an answer proposes
 
 
@@ -142,7 +144,8 @@ def mistake_in(error: BaseException) -> str | None:
         if isinstance(cause, ParsingError):
             *_, innermost = (inner for inner in chain if isinstance(inner, ParsingError))
             return explain(cause, innermost)
-        if isinstance(cause, ConfigurationError | RankError) or _is_lightnings(cause, "MisconfigurationException"):
+        is_lightnings = _is_lightnings(cause, "MisconfigurationException") or str(cause).startswith(NO_METRIC)
+        if isinstance(cause, ConfigurationError | RankError) or is_lightnings:
             return " ".join(str(cause).split())
     return None
 
@@ -318,6 +321,7 @@ def no_such_option_of_the_class(match: re.Match[str], refusal: Refusal) -> str |
         return f"{missing}; {hint}"
     initials = "".join(word[:1] for word in name.split("_"))  # as lr abbreviates learning_rate
     near = initials if initials in refusal.accepted else nearest(name, refusal.accepted)
+    near = near or next(iter(most_similar(name, OF_A_CLASS, 1, cutoff=0.8)), None)
     if near:
         return f"{missing}; did you mean {near}?"
     hint = option_meant_by(name)

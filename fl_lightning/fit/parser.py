@@ -22,7 +22,7 @@ from fl_lightning.fit.helps.page import brief
 from fl_lightning.fit.messages import ParsingError
 from fl_lightning.runs.config.earlier import bring_up_to_date, check_gone
 from fl_lightning.runs.folder.files import is_config_of_run
-from fl_lightning.runs.folder.yaml_text import check_aliases
+from fl_lightning.runs.folder.yaml_text import check_text
 
 LOAD = get_loader("yaml")
 
@@ -48,7 +48,9 @@ class Parser(LightningArgumentParser):
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """Parse a config; a run folder's, which an earlier version may have written, in today's arguments."""
         file = Path(path)
-        written = _load(file.read_text(encoding="utf-8")) if is_config_of_run(file) else None
+        text = file.read_text(encoding="utf-8")
+        check_text(file.name, text)
+        written = _load(text) if is_config_of_run(file) else None
         config = deepcopy(written)
         if isinstance(config, dict):
             check_gone(file, bring_up_to_date(config))
@@ -159,7 +161,7 @@ def _show_help(option: str, name: str) -> None:
 def _load(text: str) -> Any:
     """Read a value, or a file that a value names, whose aliases the parser's messages would write out one by one."""
     if "*" in text:
-        check_aliases("a value in YAML", text)
+        check_text("a value in YAML", text)
     return LOAD(text)
 
 

@@ -60,8 +60,10 @@ def run(experiments: Sequence[Experiment], runs: RunOptions) -> int:
             for (experiment, pairs), folder in zip(planned, folders, strict=True):
                 if is_shard:
                     holds.enter_context(held(folder, PATIENCE_S))
-                problems += unknown_measures(experiment, [job for _, job in pairs])
-                write(experiment, pairs, folder, runs)
+                unknown = unknown_measures(experiment, [job for _, job in pairs])
+                if not unknown:  # tables of a measure that no run has would replace those of one that they have
+                    write(experiment, pairs, folder, runs)
+                problems += unknown
     for job in failed:
         print(job.failure)
     if stopped:

@@ -7,6 +7,8 @@ import pytest
 from lib.command import TINY
 from lightning import Trainer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 from fl_lightning import ConfigurationError
 from fl_lightning.fit import messages
@@ -41,6 +43,9 @@ PROVOKED = {  # by the answer's name: the arguments of fit after --config=tiny.y
         "--model.client.optimizer.learning_rate=1": "there is no option learning_rate; did you mean lr?",
         "--data.lr=0.1": "data: there is no option lr; the clients' learning rate is --model.client.optimizer.lr",
         "--model.client.network.width=3": "there is no option width: TwoNN has num_classes, in_features",
+        "--trainer.callbacks={class_path: FedProx, init_arg: {mu: 1}}": (
+            "trainer.callbacks: there is no option init_arg; did you mean init_args?"
+        ),
         "--trainer.callbacks={class_path: FedProx, init_args: {nu: 1}}": (
             "trainer.callbacks: there is no option nu; --trainer.callbacks.help CLASS lists those of a class"
         ),
@@ -119,3 +124,13 @@ def test_an_error_of_lightnings_trainer_is_a_mistake() -> None:
     with pytest.raises(MisconfigurationException) as raised:
         Trainer(accelerator="cpu", devices=0)
     assert mistake_in(raised.value) == "`Trainer(devices=0)` value is not a valid input using cpu accelerator."
+
+
+def test_a_metric_that_early_stopping_misses_is_a_mistake(tmp_path: Path) -> None:
+    trainer = Trainer(
+        max_epochs=1, limit_train_batches=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, default_root_dir=tmp_path, callbacks=[EarlyStopping(monitor="val/nope")],
+    )  # fmt: skip
+    with pytest.raises(RuntimeError) as raised:
+        trainer.fit(BoringModel())
+    assert str(mistake_in(raised.value)).startswith("Early stopping conditioned on metric `val/nope` which is not av")

@@ -202,10 +202,14 @@ FILES = {
     "UTF-16": (TINY.encode("utf-16"), "is not text in UTF-8: save the file as UTF-8"),
     "base: 5": (f"{TINY}\nbase: 5".encode(), "base must be the name of a file, or a list of names, got 5"),
     "base: [[]]": (f"{TINY}\nbase: [[]]".encode(), "base must be the name of a file, or a list of names, got [[]]"),
-    "trainer: null": (f"{TINY}\ntrainer: null".encode(), "trainer must hold names and values, or name a file"),
-    "model: 5": (f"{TINY}\nmodel: 5".encode(), "model must hold names and values, or name a file, got 5"),
+    "trainer: null": (b"trainer: null", "trainer must hold names and values, or name a file"),
+    "model: 5": (b"model: 5", "model must hold names and values, or name a file, got 5"),
     "a bomb": (bomb().encode(), "its aliases (*name) stand for more than 100,000 values"),
     "an alias of itself": (b"trainer: &a [*a]", "its aliases (*name) stand for more than 100,000 values"),
+    "a key twice": (
+        b"trainer: {max_epochs: 1}\nmodel: {}\ntrainer: {}",
+        "trainer stands twice, on lines 1 and 3: make",
+    ),
     "a null byte": (b"trainer: \0", "is not YAML: unacceptable character"),
 }
 

@@ -194,3 +194,18 @@ class TestDryRun:
         assert "fedgh-slides/table-2: 10 cells, seeds 1 to 3: 30 runs" in result.out
         assert "in total: 30 different runs; 30 to train" in result.out
         assert not Path("runs").exists()
+
+
+def test_a_measure_that_no_run_has_leaves_the_tables_as_they_are() -> None:
+    line = ["sweep", "--config", "tiny.yaml", "--grid", "model.local_epochs=1,2", "--seeds", 1]
+    assert run(*line).status == 0
+
+    def tables() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in Path("runs/sweep/tiny").glob("*.*")}
+
+    before = tables()
+    assert {"comparison.csv", "results.csv", "report.html"} <= {path.name for path in before}
+    result = run(*line, "--measures", "val/top9")
+    assert result.status == 2
+    assert "the runs log no val/top9" in result.err
+    assert tables() == before

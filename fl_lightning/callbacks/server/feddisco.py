@@ -28,7 +28,7 @@ class FedDisco(FederatedCallback):
         ConfigurationError: an argument is negative; the data module does not know its ``class_counts``.
     """
 
-    settles = frozenset({"base weights"})
+    settles = frozenset({"weights"})
     reads = frozenset({"class counts"})
     streams = True
 

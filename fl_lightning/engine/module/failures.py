@@ -24,7 +24,7 @@ from fl_lightning.errors import (
 CLASSES = "the loss takes classes, not floats: in a Table, task: classification makes classes of numbers"
 HINTS = {
     "Expected more than 1 value per channel": "BatchNorm needs two examples; drop_last (--data.drop_last true) leaves "
-    "out a last batch of one",
+    "out a last batch of one, and Dirichlet's form: rebalanced gives every client min_samples",
     "expected target dtype to be Long": CLASSES,
     "expected scalar type Long but found": CLASSES,
     "can't be cast to the desired output type Long": "the loss takes floats, as a Table's task: regression gives",

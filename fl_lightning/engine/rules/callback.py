@@ -36,9 +36,11 @@ class FederatedCallback(Callback):
     >>> import torch
     >>> from fl_lightning import ClientResult, Cohort, FederatedCallback
     >>> class MedianClipping(FederatedCallback):
+    ...     settles = frozenset({"updates"})
+    ...
     ...     def aggregate(self, orchestrator, cohort):
     ...         norms = cohort.corrected_gram.diagonal().sqrt()
-    ...         return cohort.scaled((norms.median() / norms).clamp(max=1.0))
+    ...         return cohort.scaled((norms.quantile(0.5) / norms).clamp(max=1.0))
 
     Three clients send updates of the norms 5, 10 and 1:
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
@@ -259,7 +260,7 @@ class RoundProgress(ProgressBar):
         for hint in dashboard_hints(trainer):
             print(hint, flush=True)
         for logger in trainer.loggers:
-            if isinstance(logger, RunFolder):
+            if isinstance(logger, RunFolder) and Path(logger.log_dir).is_dir():  # a fit of no rounds writes none
                 print(f"run folder: {os.path.relpath(logger.log_dir)}", flush=True)
 
     @override

@@ -22,33 +22,51 @@ def read_yaml(name: object, text: str) -> Any:
         text: the YAML.
 
     Raises:
-        ConfigurationError: the text is not YAML, or its aliases stand for too many values.
+        ConfigurationError: the text is not YAML, its aliases stand for too many values, or a key stands twice.
     """
     try:
         loader = LOADER(text)
         root = loader.get_single_node()
         if root is None:
             return None
-        _check_size(name, root)
+        _check(name, root)
         return loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{name} is not YAML: {' '.join(_place_and_problem(error).split())}") from None
 
 
-def check_aliases(name: object, text: str) -> None:
-    """Refuse a text whose aliases stand for too many values; ``name`` is what holds the text, for the message.
+def check_text(name: object, text: str) -> None:
+    """Refuse a text whose aliases stand for too many values, or in which a key stands twice, of which YAML drops one.
+
+    Args:
+        name: what holds the text, for the message.
+        text: the YAML.
 
     Raises:
-        ConfigurationError: the values are too many.
+        ConfigurationError: the values are too many, or a key stands twice.
         yaml.YAMLError: the text is not YAML.
     """
     if (root := yaml.compose(text, Loader=LOADER)) is not None:
-        _check_size(name, root)
+        _check(name, root)
 
 
-def _check_size(name: object, root: yaml.Node) -> None:
+def _check(name: object, root: yaml.Node) -> None:
     if _size(root, {}) > MOST_VALUES:
         raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {MOST_VALUES:,} values: use fewer")
+    _check_keys(name, root)
+
+
+def _check_keys(name: object, node: yaml.Node) -> None:
+    lines: dict[tuple[str, str], int] = {}
+    for part in node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ():
+        key, value = part if isinstance(node, yaml.MappingNode) else (None, part)
+        if isinstance(key, yaml.ScalarNode):
+            line, name_of_key = key.start_mark.line + 1, (key.tag, key.value)
+            if name_of_key in lines:
+                where = f"on lines {lines[name_of_key]} and {line}"
+                raise ConfigurationError(f"{name}: {key.value} stands twice, {where}: make one of the two")
+            lines[name_of_key] = line
+        _check_keys(name, value)
 
 
 def _place_and_problem(error: Exception) -> str:

@@ -8,8 +8,9 @@ from lib.hand_made import serve
 from lib.toy import GivenData, close
 from torch import Tensor
 
-from fl_lightning import ConfigurationError
-from fl_lightning.callbacks import FedDisco
+from fl_lightning import ConfigurationError, FederatedCallback
+from fl_lightning.callbacks import CoordinateMedian, FedAvg, FedDisco, PCGrad
+from fl_lightning.engine.checks import check_chain
 
 UPDATES = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).double()
 
@@ -45,6 +46,16 @@ class Skewed(GivenData):
 def test_if_nobody_counts_all_do_as_in_fedavg() -> None:
     server, _ = serve(UPDATES, FedDisco(2.0, 0.1), samples=[2, 6], data=Skewed)
     assert close(server.params, [0.25, 0.75])
+
+
+@pytest.mark.parametrize("chain", [(FedDisco(), PCGrad()), (FedDisco(), FedAvg()), (CoordinateMedian(), FedDisco())])
+def test_a_chain_that_would_undo_the_weights_is_refused(chain: tuple[FederatedCallback, FederatedCallback]) -> None:
+    with pytest.raises(ConfigurationError, match="do not go together"):
+        check_chain(chain)
+
+
+def test_weights_follow_what_corrects_the_updates() -> None:
+    check_chain((PCGrad(), FedDisco()))
 
 
 def test_arguments() -> None:

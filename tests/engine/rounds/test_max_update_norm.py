@@ -70,7 +70,7 @@ class Fails(FederatedCallback):
 def test_all_who_are_left_out_are_counted(tmp_path: Path) -> None:
     orchestrator, folder = FederatedOrchestrator(Linear(1), max_update_norm=5), RunFolder(tmp_path)
     data = GivenData(torch.ones(6, 1, dtype=torch.float64))
-    with pytest.warns(UserWarning, match=r"clients left out in this fit: 4, in 2 of 3 rounds \(see clients/quar"):
+    with pytest.warns(UserWarning, match=r"updates left out in this fit: 4, in 2 of 3 rounds \(see clients/quar"):
         trainer(Fails(), rounds=3, logger=folder).fit(orchestrator, datamodule=data)
     assert [row["clients/quarantined"] for row in rows(Path(folder.log_dir, "metrics.csv"))] == [3, 0, 1]
     assert close(orchestrator.params, [-3.0])

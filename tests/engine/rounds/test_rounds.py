@@ -68,7 +68,7 @@ def test_a_bad_client_is_named_and_left_out(bad: list[float], reason: str, where
     said = [str(warning.message) for warning in caught if "left out" in str(warning.message)]
     assert said == [
         f"round 1: client {where} is left out: {reason}",
-        "clients left out in this fit: 2, in 2 of 2 rounds (see clients/quarantined)",
+        "updates left out in this fit: 2, in 2 of 2 rounds (see clients/quarantined)",
     ]
     assert close(model, (4.5, 4.5))
 

@@ -43,7 +43,7 @@ def test_a_warning_is_a_line_for_users_and_their_own_keeps_its_place(tmp_path: P
     own = [line for line in done.stderr.splitlines() if "left out" in line]
     assert own == [
         "fl-lightning: warning: round 1: client 1 is left out: its update is not finite",
-        "fl-lightning: warning: clients left out in this fit: 1, in 1 of 1 rounds (see clients/quarantined)",
+        "fl-lightning: warning: updates left out in this fit: 1, in 1 of 1 rounds (see clients/quarantined)",
     ]
     (line,) = [number for number, text in enumerate(SCRIPT.splitlines(), 1) if "warnings.warn" in text]
     assert f"mine.py:{line}: UserWarning: mine\n" in done.stderr
