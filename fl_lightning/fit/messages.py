@@ -286,9 +286,9 @@ def no_such_option(match: re.Match[str], refusal: Refusal) -> str:
         hint = f"; did you mean {near}{dot}{rest}?" if near else f": {_arguments_of(refusal)}"
         return f"there is no option {name}{hint}"
     group, dot, last = name.rpartition(".")
-    misspelt = group not in refusal.options and most_similar(group, refusal.options, 1, cutoff=0.9)
-    if misspelt:
-        return f"there is no option --{name}; did you mean --{misspelt[0]}{dot}{last}?"
+    near_groups = most_similar(group, refusal.options, 1, cutoff=0.9)
+    if near_groups and group not in refusal.options:
+        return f"there is no option --{name}; did you mean --{near_groups[0]}{dot}{last}?"
     hint = option_meant_by(name, value) or _nearest(name, refusal.options, dashes="--")
     return f"there is no option --{name}; {hint}"
 

@@ -48,9 +48,7 @@ class Parser(LightningArgumentParser):
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Namespace:
         """Parse a config; a run folder's, which an earlier version may have written, in today's arguments."""
         file = Path(path)
-        text = file.read_text(encoding="utf-8")
-        check_text(file.name, text)
-        written = _load(text) if is_config_of_run(file) else None
+        written = _load(file.read_text(encoding="utf-8")) if is_config_of_run(file) else None
         config = deepcopy(written)
         if isinstance(config, dict):
             check_gone(file, bring_up_to_date(config))
@@ -159,8 +157,11 @@ def _show_help(option: str, name: str) -> None:
 
 
 def _load(text: str) -> Any:
-    """Read a value, or a file that a value names, whose aliases the parser's messages would write out one by one."""
-    if "*" in text:
+    """Read a value, or a file that a value names.
+
+    The parser's messages would write out aliases one by one, and YAML would keep the last of two equal keys.
+    """
+    if "*" in text or ":" in text:
         check_text("a value in YAML", text)
     return LOAD(text)
 

@@ -139,6 +139,12 @@ def test_a_run_that_fails_before_it_writes_leaves_no_folder() -> None:
     assert contents() == before
 
 
+def test_a_fit_of_no_rounds_names_no_run_folder() -> None:
+    assert "run folder" not in fit("--trainer.max_epochs", 0).out
+    assert not Path("runs/tiny").exists()
+    assert "run folder: runs/tiny/version_0" in fit("--trainer.max_epochs", 1).out
+
+
 def test_a_data_module_without_clients() -> None:
     Path("bare.yaml").write_text(TINY[: TINY.index("data:")] + "data: {}\n")
     assert (

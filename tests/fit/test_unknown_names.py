@@ -210,6 +210,7 @@ FILES = {
         b"trainer: {max_epochs: 1}\nmodel: {}\ntrainer: {}",
         "trainer stands twice, on lines 1 and 3: make",
     ),
+    "a key twice in a value": (b"trainer: {callbacks: {class_path: A, class_path: B}}", "class_path stands twice"),
     "a null byte": (b"trainer: \0", "is not YAML: unacceptable character"),
 }
 

@@ -46,22 +46,22 @@ def _not_clear(answer: Answer) -> tuple[str, list[str]]:
     price = answer.price(cheapest)
     costs = f"needs {' and '.join(price)}" if price else "costs no more"
     text += f" Worth a try, as the cheapest of those that seem to: {cheapest}{_what_it_does(answer.problem, cheapest)}."
-    text += (
-        f" It {costs}. Its gain over FedAvg was {answer.gain(cheapest)} (p {fixed(answer.p[cheapest], 2)}), at twice"
-    )
-    return f"{text} the rounds {answer.gain_at_twice(cheapest)}.", [cheapest]
+    gain, p = answer.gain(cheapest), fixed(answer.p[cheapest], 2)
+    text += f" It {costs}. Its gain over FedAvg was {gain} (p {p}),"
+    return f"{text} at twice the rounds {answer.gain_at_twice(cheapest)}.", [cheapest]
 
 
 def _what_it_does(problem: Problem, method: str) -> str:
-    """Return what the docstring of a method's first class says that it does, after a comma; empty for no class."""
+    """Return what the docstrings of a method's classes say that it does, after a comma; empty for no class."""
     from fl_lightning import callbacks  # here, because the import takes seconds
 
     words = re.findall(r"\w+", " ".join(problem.cell(method).options))
-    classes = [getattr(callbacks, word) for word in words if hasattr(callbacks, word)]
-    if not classes:
-        return ""
-    sentence = first_sentence(classes[0]).partition(" (")[0]
-    return f", which {sentence[:1].lower()}{sentence[1:]}"
+    deeds = []
+    for word in words:
+        if hasattr(callbacks, word):
+            sentence = first_sentence(getattr(callbacks, word)).partition(" (")[0]
+            deeds.append(f"{sentence[:1].lower()}{sentence[1:]}")
+    return f", which {', then '.join(deeds)}" if deeds else ""
 
 
 def command_of(problem: Problem, method: str) -> str:

@@ -137,12 +137,12 @@ def _matrix(answers: Sequence[Answer], whole: pd.DataFrame) -> str:
 
 def _options(problems: Sequence[Problem]) -> str:
     """Write what each method adds to the command of a run."""
-    options = {}
+    rows = {}
     for problem in problems:
         for cell in problem.experiment.cells:
-            options[cell.labels[METHOD]] = shlex.join(cell.options)
-    rows = [[method, f"`{added}`" if added else ""] for method, added in options.items()]
-    return "\n".join(pipes(["rule", "options"], rows))
+            added = f"`{shlex.join(cell.options)}`" if cell.options else ""
+            rows[cell.labels[METHOD]] = [cell.labels[METHOD], added]
+    return "\n".join(pipes(["rule", "options"], list(rows.values())))
 
 
 def _places(problems: Sequence[Problem]) -> str:

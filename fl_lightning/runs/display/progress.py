@@ -23,6 +23,7 @@ from fl_lightning.commands import duration, shows_bars
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.runs.catalogue import corrected
 from fl_lightning.runs.display.timer import RoundTimer
+from fl_lightning.runs.folder.files import METRICS
 from fl_lightning.runs.folder.run_folder import RunFolder
 from fl_lightning.runs.loggers.wandb import dashboard_hints
 
@@ -260,7 +261,7 @@ class RoundProgress(ProgressBar):
         for hint in dashboard_hints(trainer):
             print(hint, flush=True)
         for logger in trainer.loggers:
-            if isinstance(logger, RunFolder) and Path(logger.log_dir).is_dir():  # a fit of no rounds writes none
+            if isinstance(logger, RunFolder) and Path(logger.log_dir, METRICS).exists():  # a fit of no rounds has none
                 print(f"run folder: {os.path.relpath(logger.log_dir)}", flush=True)
 
     @override

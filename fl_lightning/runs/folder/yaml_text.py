@@ -39,7 +39,7 @@ def check_text(name: object, text: str) -> None:
     """Refuse a text whose aliases stand for too many values, or in which a key stands twice, of which YAML drops one.
 
     Args:
-        name: what holds the text, for the message.
+        name: the file or other source of the text, for messages.
         text: the YAML.
 
     Raises:
