@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
@@ -23,7 +22,6 @@ from fl_lightning.commands import duration, shows_bars
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.runs.catalogue import corrected
 from fl_lightning.runs.display.timer import RoundTimer
-from fl_lightning.runs.folder.files import METRICS
 from fl_lightning.runs.folder.run_folder import RunFolder
 from fl_lightning.runs.loggers.wandb import dashboard_hints
 
@@ -261,7 +259,7 @@ class RoundProgress(ProgressBar):
         for hint in dashboard_hints(trainer):
             print(hint, flush=True)
         for logger in trainer.loggers:
-            if isinstance(logger, RunFolder) and Path(logger.log_dir, METRICS).exists():  # a fit of no rounds has none
+            if isinstance(logger, RunFolder) and logger.has_rounds:
                 print(f"run folder: {os.path.relpath(logger.log_dir)}", flush=True)
 
     @override

@@ -89,6 +89,11 @@ class RunFolder(CSVLogger):
             self._hold()
         return self._taken
 
+    @property
+    def has_rounds(self) -> bool:
+        """Whether ``metrics.csv`` has a row, or will have one when the fit is over; False in a fit of no rounds."""
+        return bool(self._round or (self._file and self._file.last))
+
     def release(self) -> None:
         """Release the lock of the run folder, when the fit is over."""
         if self._holds is not None:
