@@ -72,6 +72,7 @@ def pages_of(problems: Sequence[Problem], missing: Sequence[str], page: Path) ->
     """
     generator = np.random.default_rng(0)
     answers, false_gains = answers_of(problems, generator)
+    chosen = _chosen_values(problems)
     whole = pd.concat({answer.problem.name: answer.once for answer in answers}, names=["problem", METHOD]).reset_index()
     text = tables.page_from(
         "benchmark.md.j2",
@@ -81,14 +82,14 @@ def pages_of(problems: Sequence[Problem], missing: Sequence[str], page: Path) ->
         tests=sum(len(answer.p) for answer in answers),
         matrix=_matrix(answers, whole),
         options=_options(problems),
-        places=_places(problems),
+        places=_places(chosen),
         agreement=_agreement(problems, generator),
         conflict=_conflict(whole, page.with_suffix(".png"), generator),
         picture=page.with_suffix(".png").name,
         test_seeds=TESTS[1],
         false_gains=false_gains,
         rounds=_span([rounds_of(problem.experiment) for problem in problems]),
-        at_the_end=", ".join(_rates_at_the_end(problems)),
+        at_the_end=", ".join(_rates_at_the_end(chosen)),
         searches=_span([answer.searches for answer in answers]),
         problems=len(problems),
         missing=missing,
@@ -145,28 +146,39 @@ def _options(problems: Sequence[Problem]) -> str:
     return "\n".join(pipes(["rule", "options"], list(rows.values())))
 
 
-def _places(problems: Sequence[Problem]) -> str:
-    """Write, for each option that is drawn from a range, how many chosen values lie at its ends."""
-    places: dict[tuple[str, str], list[float]] = {}
-    decays: list[str] = []
+def _chosen_values(problems: Sequence[Problem]) -> pd.DataFrame:
+    """Return a row for each value that a search chose: its method, its option, and its place in the option's range.
+
+    Values that are drawn from a list have an empty range.
+    """
+    rows: list[dict[str, object]] = []
     for problem in problems:
         for method in dict.fromkeys(problem.tests[METHOD]):
             space = problem.space(method)
             for name in problem.chosen(method):
                 for option, value in values_in(name, space).items():
+                    row = {METHOD: method, "option": option, "value": value, "range": ""}
                     spec = space[option]
                     if isinstance(spec, Mapping):
                         ((scale, (low, high)),) = spec.items()
-                        own = option.removeprefix(f"{CALLBACKS}.")
-                        what = f"`{option}`" if own == option else f"{method}: `{own}`"
                         place = place_of(spec, float(value))
-                        places.setdefault((what, f"{low} to {high}, {scale}"), []).append(place)
-                    elif option == DECAY and len(space[option]) > 1:
-                        decays.append(value)
+                        rows.append({**row, "range": f"{low} to {high}, {scale}", "place": place})
+                    elif len(spec) > 1:
+                        rows.append({**row})
+    return pd.DataFrame(rows)
+
+
+def _places(chosen: pd.DataFrame) -> str:
+    """Write, for each option that is drawn from a range, how many chosen values lie at its ends."""
+    ranges = chosen[chosen["range"].ne("")]
+    own = ranges["option"].str.removeprefix(f"{CALLBACKS}.")
+    shared = own.eq(ranges["option"])
+    ranges = ranges.assign(option=("`" + own + "`").where(shared, ranges[METHOD] + ": `" + own + "`"))
     rows = []
-    for (what, span), found in sorted(places.items(), key=lambda item: -len(item[1])):
-        low, high = sum(place < EDGE for place in found), sum(place > 1 - EDGE for place in found)
-        rows.append([what, span, str(len(found)), str(low), str(high), fixed(float(np.median(found)), 2)])
+    for (option, span), places in ranges.groupby(["option", "range"], sort=False)["place"]:
+        low, high = (places < EDGE).sum(), (places > 1 - EDGE).sum()
+        rows.append([str(option), str(span), str(len(places)), str(low), str(high), fixed(places.median(), 2)])
+    rows.sort(key=lambda row: -int(row[2]))
     head = [
         "option",
         "range",
@@ -175,23 +187,17 @@ def _places(problems: Sequence[Problem]) -> str:
         "in its highest tenth",
         "median place, 0 to 1",
     ]
+    decays = chosen[chosen["option"].eq(DECAY)]["value"]
+    cosines = f"{decays.eq(COSINE).sum():,} are a cosine"
     table = "\n".join(pipes(head, rows))
-    cosines = f"{decays.count(COSINE):,} are a cosine"
     return f"{table}\n\nOf {len(decays):,} choices between a constant rate and a cosine, {cosines}."
 
 
-def _rates_at_the_end(problems: Sequence[Problem]) -> list[str]:
+def _rates_at_the_end(chosen: pd.DataFrame) -> list[str]:
     """Name the methods of which half of the searches or more chose a learning rate at the upper end of its range."""
-    places: dict[str, list[float]] = {}
-    for problem in problems:
-        for method in dict.fromkeys(problem.tests[METHOD]):
-            space = problem.space(method)
-            if RATE not in space:
-                continue
-            for name in problem.chosen(method):
-                place = place_of(space[RATE], float(values_in(name, space)[RATE]))
-                places.setdefault(method, []).append(place)
-    return sorted(method for method, found in places.items() if np.mean(np.array(found) > 1 - EDGE) >= 0.5)
+    rates = chosen[chosen["option"].eq(RATE)]
+    at_the_end = rates["place"].gt(1 - EDGE).groupby(rates[METHOD]).mean()
+    return sorted(at_the_end[at_the_end >= 0.5].index)
 
 
 def _agreement(problems: Sequence[Problem], generator: np.random.Generator) -> str:
