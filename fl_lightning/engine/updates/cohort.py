@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.engine.updates.buffers import average_buffers
 from fl_lightning.engine.updates.gram import gram_of_mixed
 from fl_lightning.engine.updates.updates import Summed, Updates
+from fl_lightning.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,13 @@ class Cohort:
         return self.updates.by_coordinate(reduce, self.mixing if mixed else None)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields, or ``deltas``, changed; only new ``deltas`` need a new Gram matrix."""
+        """Return a copy with some fields, or ``deltas``, changed; only new ``deltas`` need a new Gram matrix.
+
+        Raises:
+            ConfigurationError: ``updates`` is a matrix.
+        """
+        if isinstance(changes.get("updates"), Tensor):
+            raise ConfigurationError("replace(updates=…) got a Tensor: give a matrix (K, P) of updates as deltas=…")
         if "deltas" in changes:
             changes["updates"] = Updates.of(changes.pop("deltas"))
         changed = dataclasses.replace(self, **changes)

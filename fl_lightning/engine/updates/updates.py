@@ -212,6 +212,12 @@ class Updates:
             reduced.append(self.own.new_empty(0))
         return self.columns.join(torch.cat(reduced))
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Say where the matrix is, for which a rule may have taken these updates."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"cohort.updates has no {name}: the updates as a matrix (K, P) are cohort.deltas")
+
 
 class Summed:
     """The sum of updates that were added when they arrived; the single updates are gone.

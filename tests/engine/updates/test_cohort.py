@@ -205,3 +205,12 @@ def test_clients_per_batch_change_nothing(size: int) -> None:
         trainer(rounds=3).fit(orchestrator, datamodule=data)
         models.append(orchestrator.params)
     assert torch.equal(*models)
+
+
+def test_updates_are_no_matrix() -> None:
+    cohort = collect()
+    with pytest.raises(AttributeError, match=r"has no mean: the updates as a matrix .* are cohort.deltas"):
+        cohort.updates.mean(dim=0)
+    with pytest.raises(ConfigurationError, match=r"got a Tensor: give a matrix \(K, P\) of updates as deltas="):
+        cohort.replace(updates=2 * cohort.deltas)
+    assert close(cohort.replace(deltas=2 * cohort.deltas).update, 2 * cohort.update, 0.0)
