@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import ConcatDataset, default_collate
 
-from fl_lightning import ConfigurationError, Server, evaluating
-from fl_lightning.engine.module.logged import in_use, spare_metrics
+from fl_lightning import ConfigurationError, Server
 from fl_lightning.engine.module.params import join, memory_order
 from fl_lightning.seeding import derive, generator, seed_globals
 
@@ -237,11 +236,9 @@ def training_loss(orchestrator: Server, examples: int, validation: bool = False)
         examples: number of examples; all if there are fewer.
         validation: whether the examples are those of the data module's ``val_dataloader`` in place of the clients'.
     """
-    module = orchestrator.client
     with (
         orchestrator.server_side("curvature"),
-        evaluating(module),
-        in_use(spare_metrics(module)),
+        orchestrator.validating(),
         sdpa_kernel(SDPBackend.MATH),  # the other attention kernels have no second derivative
     ):
         yield TrainingLoss(orchestrator, list(_sample(orchestrator, examples, validation)))

@@ -19,7 +19,6 @@ from fl_lightning import (
     Monitor,
     Server,
     check_at_least,
-    evaluating,
     is_due,
     log_table,
     save_arrays,
@@ -142,7 +141,7 @@ class GenerationMonitor(Monitor):
         end = None if self._cut is None else self._cut.eos_token_id
         precision = orchestrator.trainer.precision_plugin
         answers = []
-        with orchestrator.server_side("generation"), evaluating(client), precision.val_step_context():
+        with orchestrator.server_side("generation"), orchestrator.validating(), precision.val_step_context():
             for prompt, response in islice(self._pairs(orchestrator), self.prompts):
                 tokens, ended = client.generate(prompt, self.length, end)
                 asked = self._text(prompt, special=True)  # the roles of a chat are special tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -81,6 +82,10 @@ class ClientHost(Server):
         """The Trainer as the client module sees it, from ``setup`` to ``teardown``."""
         assert self._shown is not None
         return self._shown
+
+    @override
+    def _showing_run(self) -> AbstractContextManager[None]:
+        return self.shown.showing_run()
 
     def _forward(self, names: Iterable[str]) -> None:
         """Let the client module answer for the orchestrator, as far as the module defines what is asked for.

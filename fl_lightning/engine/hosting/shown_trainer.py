@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -87,6 +88,16 @@ class ClientTrainer:
     def end(self) -> None:
         """Show the run."""
         vars(self).update(_work=None, current=None, logs=None)
+
+    @contextmanager
+    def showing_run(self) -> Iterator[None]:
+        """Show the run inside a ``with`` block, also while a client trains."""
+        before = {name: vars(self)[name] for name in ("_work", "current", "logs")}
+        self.end()
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def __getattr__(self, name: str) -> Any:
         if "_trainer" not in vars(self):  # a copy that is being made

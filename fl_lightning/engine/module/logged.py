@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import prints
@@ -218,6 +219,7 @@ def spare_metrics(module: nn.Module) -> list[Spare]:
             continue  # copied as a whole
         for name, part in parent._modules.items():
             if isinstance(part, Metric | MetricCollection):
+                _detach(part, memo)
                 spares.append((parent, name, deepcopy(part, memo)))
     for _, _, copy in spares:
         for part in copy.modules():
@@ -225,6 +227,18 @@ def spare_metrics(module: nn.Module) -> list[Spare]:
                 # On few examples, different metrics may look the same and be grouped.
                 part._enable_compute_groups = False
     return spares
+
+
+def _detach(part: nn.Module, memo: dict[int, Any]) -> None:
+    """Let a deep copy hold values without graph in place of those with one, which deepcopy would refuse."""
+
+    def note(value: Tensor) -> Tensor:
+        if value.grad_fn is not None:
+            memo[id(value)] = value.detach().clone()
+        return value
+
+    for metric in part.modules():
+        apply_to_collection(vars(metric), Tensor, note)
 
 
 @contextmanager

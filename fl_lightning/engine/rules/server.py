@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -56,6 +57,21 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
+@contextlib.contextmanager
+def _in_stage(trainer: Trainer, stage: RunningStage | None) -> Iterator[None]:
+    """Let the Trainer be in a stage inside a ``with`` block."""
+    before = trainer.state.stage
+    trainer.state.stage = stage
+    try:
+        yield
+    finally:
+        trainer.state.stage = before
+
+
+def _drop(*args: Any, **kwargs: Any) -> None:
+    """Take what a module logs, and keep nothing."""
+
+
 class Server(LightningModule):
     """Holds the global model and the operations that rules may use: the type of ``orchestrator`` in a rule's hooks.
 
@@ -84,6 +100,7 @@ class Server(LightningModule):
         self.rounds_before = 0
         self.seconds_looking = 0.0
         self._state: ModuleState | None = None  # the rest of the global module, while a fit lasts
+        self._stage: RunningStage | None = None  # the round's, inside of `validating`
         self._train_again: Callable[..., Tensor] | None = None  # trains a second model of a client, while a fit lasts
 
     @property
@@ -196,8 +213,9 @@ class Server(LightningModule):
         """Log a metric of this round, from ``aggregate`` to ``on_round_end``; loggers get the round as their step."""
         # A tensor on the CPU, since Lightning would put a number on the device, and wait for it there.
         scalar = torch.tensor(value, dtype=torch.get_default_dtype())
-        if not log_again(self, name, scalar):
-            self.log(name, scalar, prog_bar, logger, on_step=False, on_epoch=True, batch_size=1)
+        with _in_stage(self.trainer, self._stage or self.trainer.state.stage):
+            if not log_again(self, name, scalar):
+                self.log(name, scalar, prog_bar, logger, on_step=False, on_epoch=True, batch_size=1)
 
     @cached_property
     def better(self) -> dict[str, Better | None]:
@@ -271,16 +289,40 @@ class Server(LightningModule):
     def server_side(self, purpose: str) -> Iterator[None]:
         """Use the client module on the server inside a ``with`` block.
 
-        Random numbers are seeded by the round and the purpose, logged metrics are dropped, and all of the module but
-        its trainable parameters is restored.
+        Random numbers are seeded by the round and the purpose, logged metrics are dropped, ``self.trainer`` shows the
+        run, also while a client trains, and all of the module but its trainable parameters is restored.
         """
         state = ModuleState(self.client, self._state)
-        with isolated(self.device):
+        with isolated(self.device), self._showing_run():
             seed_globals(derive(self.seed, purpose, self.round), self.device)
             try:
                 yield
             finally:
                 state.restore()
+
+    def _showing_run(self) -> contextlib.AbstractContextManager[None]:
+        """Let ``self.trainer`` of the client module show the run inside a ``with`` block; done by an orchestrator."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def validating(self, log: Callable[..., None] = _drop) -> Iterator[None]:
+        """Treat the client module inside a ``with`` block as the Trainer's validation does.
+
+        The module is in evaluation mode, ``self.trainer.validating`` is true, and ``training`` is not, in the transfer
+        hooks, too. The module's torchmetrics objects are empty copies.
+
+        Args:
+            log: takes what the module logs, in place of ``self.log``; by default all is dropped.
+        """
+        usual, stage = self.client.log, self._stage
+        self._stage = stage or self.trainer.state.stage
+        self.client.log = log  # type: ignore[method-assign]
+        try:
+            with in_use(self.spares), evaluating(self.client), _in_stage(self.trainer, RunningStage.VALIDATING):
+                yield
+        finally:
+            self._stage = stage
+            self.client.log = usual  # type: ignore[method-assign]
 
     def loss_and_gradient(self, params: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the client module's training loss and its gradient at given parameters.
@@ -306,7 +348,7 @@ class Server(LightningModule):
         """
         total = params.new_zeros((), dtype=torch.float64)
         count = 0
-        with self.server_side("client loss"), evaluating(self.client), self.at(params), torch.no_grad():
+        with self.server_side("client loss"), self.validating(), self.at(params), torch.no_grad():
             for batch in self.data.client_batches(client, self.generator("client loss", client)):
                 size = examples_in(batch)
                 count += size
@@ -368,20 +410,15 @@ class Server(LightningModule):
             self.note_better(name, value, **kwargs)
             logged.add(name, value, *args, in_batch=size, **kwargs)
 
-        usual = self.client.log
-        self.client.log = log  # type: ignore[method-assign]
-        try:
-            with in_use(self.spares), evaluating(self.client), torch.no_grad():
-                for index, batch in enumerate(map(self.prepare_batch, batches)):
-                    size = examples_in(batch)
-                    with self.trainer.precision_plugin.val_step_context():
-                        if indexed:
-                            step(batch, index)
-                        else:
-                            step(batch)
-                return logged.collect()
-        finally:
-            self.client.log = usual  # type: ignore[method-assign]
+        with self.validating(log), torch.no_grad():
+            for index, batch in enumerate(map(self.prepare_batch, batches)):
+                size = examples_in(batch)
+                with self.trainer.precision_plugin.val_step_context():
+                    if indexed:
+                        step(batch, index)
+                    else:
+                        step(batch)
+            return logged.collect()
 
     def forget_fit(self) -> None:
         """Forget what holds for one fit alone."""

@@ -7,7 +7,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from lib.toy import Notes, Quadratic, ToyData, trainer
+from lib.toy import Net, Notes, Quadratic, ToyData, trainer
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR, StepLR
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
+from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator
+from fl_lightning.callbacks import HessianMonitor, LossSurface, PersonalEvaluation, TrainingEvaluation
 
 
 class Sizes(Quadratic):
@@ -89,6 +90,56 @@ def test_a_module_is_set_up_for_its_local_epochs(where: str) -> None:
     trainer(rounds=9).fit(FederatedOrchestrator(module, local_epochs=3), datamodule=ToyData())
     assert seen == [3]
     assert isinstance(module.trainer, lightning.Trainer)
+
+
+class Augments(Net):
+    """Writes down, where a training augmentation would ask, what the Trainer says; trains for three local epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages: list[Any] = Notes()
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        state = self.trainer.state.stage.value  # type: ignore[union-attr]
+        self.stages.append((self.training, state, self.trainer.max_epochs, self.trainer.run is None))  # type: ignore[attr-defined]
+        return batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("train/here", 1.0)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", super().training_step(batch, batch_idx))
+
+
+class LooksBack(FederatedCallback):
+    """Asks for a loss while a client trains, and logs in the middle of a look at the model."""
+
+    def on_client_end(self, orchestrator: Any, run: Any) -> None:
+        orchestrator.client_loss(run.client, run.params)
+
+    def on_round_end(self, orchestrator: Any, cohort: Any) -> None:
+        with orchestrator.server_side("look"), orchestrator.validating():
+            orchestrator.log_round("looked", 2.0)
+            orchestrator.client.log("val/lost", 1.0)
+
+
+@pytest.mark.parametrize(
+    "monitor",
+    [PersonalEvaluation(), TrainingEvaluation(), HessianMonitor(1), LossSurface(points=3), LooksBack()],
+    ids=lambda monitor: type(monitor).__name__,
+)
+def test_what_looks_at_a_model_in_a_round_validates_as_the_trainer_does(monitor: Any, tmp_path: Path) -> None:
+    examples = TensorDataset(torch.randn(20, 4), torch.arange(20) % 3)
+    data = FederatedDataModule.from_loaders(examples, num_clients=2, held_out=0.5, batch_size=4)
+    module = Augments()
+    run = trainer(monitor, rounds=2, default_root_dir=tmp_path)
+    run.fit(FederatedOrchestrator(module, local_epochs=3, on_bad_update="raise"), datamodule=data)
+    assert set(module.stages) == {(True, "train", 3, False), (False, "validate", 2, True)}
+    assert run.callback_metrics["train/here"] == 1.0
+    assert run.callback_metrics.get("looked", 2.0) == 2.0
+    assert ("looked" in run.callback_metrics) is isinstance(monitor, LooksBack)
+    assert "val/lost" not in run.callback_metrics
 
 
 # Rates over the rounds

@@ -1,16 +1,17 @@
 """What a module logs, in one number a name."""
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from lib.hand_made import Row
-from lib.toy import Linear, Quadratic, ToyData, trainer
+from lib.toy import GivenData, Linear, Quadratic, ToyData, trainer
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchmetrics import MeanMetric
+from torchmetrics import CatMetric, MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision, MulticlassAUROC
 from torchmetrics.utilities import prints
 
@@ -78,6 +79,44 @@ def test_evaluate_weighs_batches_and_leaves_the_modules_metrics_alone() -> None:
     trainer(rule).fit(FederatedOrchestrator(Sums()), datamodule=ToyData())
     assert rule.logged == {"val/total": 3.25, "val/seen": 2.0}
     assert rule.left == 100.0
+
+
+class Follows(Linear):
+    """Gives metrics predictions with their graph, as the plain Trainer accepts."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.error = MeanMetric()
+        self.both = MetricCollection({"error": MeanMetric(), "all": CatMetric()})
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.error(loss)
+        self.both(loss)
+        self.log("train/error", self.error, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any) -> None:  # type: ignore[override]  # as Lightning allows
+        self.error.update(batch.sum())
+        self.log("val/error", self.error)
+
+
+class Looks(FederatedCallback):
+    def on_client_end(self, orchestrator: Any, run: Any) -> None:
+        error = orchestrator.client.error
+        state = dict(vars(error))
+        with pytest.raises(RuntimeError, match="graph leaves"):
+            deepcopy(error)
+        self.logged = orchestrator.evaluate([torch.ones(1), torch.ones(3)])
+        assert orchestrator.client.error is error
+        assert vars(error) == state
+
+
+def test_metrics_that_hold_a_graph_are_set_aside_for_an_evaluation() -> None:
+    rule = Looks()
+    data = GivenData(torch.ones(2, 2, dtype=torch.float64))
+    trainer(rule).fit(FederatedOrchestrator(Follows(), on_bad_update="raise"), datamodule=data)
+    assert rule.logged == {"val/error": 2.0}
 
 
 class Shows(Quadratic):
