@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers run it, _homes 
     from fl_lightning.engine.rules.callback import overrides as overrides
 
     # passes of a rule's own over data
-    from fl_lightning.engine.rules.server import evaluating as evaluating
+    from fl_lightning.engine.validation import evaluating as evaluating
     from fl_lightning.seeding import isolated as isolated
 
     # the algebra of updates on their K×K Gram matrix

@@ -95,6 +95,11 @@ def log_again(module: LightningModule, name: str, value: Tensor) -> bool:
     return True
 
 
+def logging_hook(module: LightningModule) -> str | None:
+    """Return the name of the hook that the Trainer calls at the moment, in which the module may log."""
+    return module._current_fx_name
+
+
 def saved_hyper_parameters(module: LightningModule) -> tuple[str | None, dict[str, Any]]:
     """Return the hyper-parameters that a module saved.
 

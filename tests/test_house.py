@@ -135,7 +135,6 @@ NO_USERS_BUSINESS = {
     # a monitor that stamps images as a corruption of the data does
     "fl_lightning.datamodules": {"Backdoor", "HuggingFace"},
     # second derivatives of a module's loss need its tensors in the order in which they lie in memory; layers have names
-    "fl_lightning.engine.module.logged": {"in_use", "spare_metrics"},
     "fl_lightning.engine.module.params": {"join", "layers", "memory_order"},
     "fl_lightning.seeding": {
         *("derive", "generator", "isolated", "seed_globals"),

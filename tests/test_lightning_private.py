@@ -54,7 +54,8 @@ OTHERS = {  # private names of other libraries
     },
     "engine/hosting/saving.py": {"_metadata"},  # torch
     "engine/hosting/shared_evaluation.py": {"_forward_hooks", "_forward_pre_hooks", "_version"},  # torch
-    "engine/module/logged.py": {"_computed", "_enable_compute_groups", "_modules"},  # torchmetrics; torch
+    "engine/module/logged.py": {"_computed"},  # torchmetrics
+    "engine/validation.py": {"_enable_compute_groups", "_modules"},  # torchmetrics; torch
     "engine/devices/ranks.py": {"_exit"},  # os, where it is public
     "engine/federation/batches.py": {"_version"},  # torch
     "engine/module/state.py": {"_buffers"},  # torch
@@ -161,6 +162,23 @@ def test_log_again() -> None:
     trainer(rounds=3).fit(module, loader)
     assert module.trainer.callback_metrics["again"] == module.trainer.callback_metrics["usual"] == 2.5
     assert not private.log_again(module, "again", torch.tensor(0.0)), "outside of a hook"
+
+
+def test_logging_hook() -> None:
+    class Asks(Net):
+        hooks: tuple[Any, ...] = ()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.hooks += (private.logging_hook(self),)
+            return super().training_step(batch, batch_idx)
+
+        def on_train_epoch_end(self) -> None:
+            self.hooks += (private.logging_hook(self),)
+
+    module = Asks()
+    trainer().fit(module, torch.utils.data.DataLoader([BATCHES], batch_size=None))
+    assert module.hooks == ("training_step", "on_train_epoch_end")
+    assert private.logging_hook(module) is None
 
 
 def test_saved_hyper_parameters() -> None:

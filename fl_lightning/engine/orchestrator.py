@@ -338,8 +338,10 @@ class FederatedOrchestrator(ClientHost):
                 state.restore()
         checks.check_optimizers(self.client, made)
         rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
-        configs = [LRSchedulerConfig(scheduler, name="lr-client") for scheduler in rates.schedulers]
-        self.trainer.lr_scheduler_configs.extend(configs)
+        single = len(rates.schedulers) == 1
+        for number, scheduler in enumerate(rates.schedulers, start=1):
+            name = "lr-client" if single else f"lr-client-{number}"
+            self.trainer.lr_scheduler_configs.append(LRSchedulerConfig(scheduler, name=name))
         self._idle_optimizers = rates.optimizers
         check_start(self, made)
         return rates

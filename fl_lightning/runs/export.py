@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.hosting.initial import start_from
 from fl_lightning.engine.hosting.saving import LEFT_OUT, check_state, fill_in, own_names
-from fl_lightning.engine.rules.server import evaluating
+from fl_lightning.engine.validation import evaluating
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import whole, whole_folder
 from fl_lightning.runs.adapters import write_adapter, write_merged
@@ -192,7 +192,7 @@ def _needs(folder: Path, data: Mapping[str, Any]) -> list[str]:
     if classes:
         needs.append(f"outputs are of the classes {', '.join(map(str, classes))}, in this order")
     elif path.startswith(PACKAGE) and hasattr(locate(path), "class_names"):
-        needs.append("outputs are in the order of its class_names")
+        needs.append("outputs for classes, if there are any, are in the order of its class_names")
     return needs
 
 

@@ -416,7 +416,7 @@ model:
     )
     expected = {
         settings: f"{scaled}outputs are of the classes yes, no, in this order",
-        "": "outputs are in the order of its class_names",
+        "": "outputs for classes, if there are any, are in the order of its class_names",
     }
     for scaling, told in expected.items():
         Path("mine.yaml").write_text(model + data.replace("SCALING", scaling))

@@ -31,7 +31,7 @@ from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
 from fl_lightning.engine.module.state import make_room
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.rules.work import LocalSettings
-from fl_lightning.lightning_private import saved_hyper_parameters
+from fl_lightning.lightning_private import logging_hook, saved_hyper_parameters
 
 STAGES = ("validation", "test", "predict")
 MOMENTS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end", "model_eval", "model_train")
@@ -218,6 +218,9 @@ class ClientHost(Server):
             self.shown.logs.log(name, value, *args, **kwargs)
         elif not self.trainer.training:  # else the server trains on its proxy set; such losses are dropped
             self.log(name, value, *args, **kwargs)
+            hook = logging_hook(self)
+            if self.trainer.validating and hook is not None and hook != "validation_step":
+                self.validation.note_elsewhere(name, hook)
             if kwargs.get("on_step"):  # the step that Lightning gives to such a value is the batch's number
                 self.log("round", float(self.rounds_done), on_step=True, on_epoch=False, batch_size=1)
 

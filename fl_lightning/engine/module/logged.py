@@ -1,27 +1,22 @@
-"""Reduce the metrics that a module logs in several steps to one number each, and copy its torchmetrics objects."""
+"""Reduce the metrics that a module logs in several steps to one number each."""
 
 from __future__ import annotations
 
 import math
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
-from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
+from torch import Tensor
+from torchmetrics import Metric
 from torchmetrics.utilities import prints
 
 from fl_lightning.errors import ConfigurationError
-
-Spare = tuple[nn.Module, str, Metric | MetricCollection]  # parent, name in the parent, copy of the metric
 
 # In torchmetrics' warnings that it returns 0. A class without positives has no weight in a weighted mean.
 UNDEFINED = ("should be meaningless", "recall is undefined")
@@ -208,48 +203,3 @@ def examples_in(batch: Any) -> int:
             return extract_batch_size(batch)
     except MisconfigurationException:
         return 1
-
-
-def spare_metrics(module: nn.Module) -> list[Spare]:
-    """Copy a module's torchmetrics objects; in the copies, metrics of a collection do not share states."""
-    spares: list[Spare] = []
-    memo: dict[int, Any] = {}  # of deepcopy: what several metrics share, their copies share, too
-    for parent in module.modules():
-        if isinstance(parent, Metric | MetricCollection):
-            continue  # copied as a whole
-        for name, part in parent._modules.items():
-            if isinstance(part, Metric | MetricCollection):
-                _detach(part, memo)
-                spares.append((parent, name, deepcopy(part, memo)))
-    for _, _, copy in spares:
-        for part in copy.modules():
-            if isinstance(part, MetricCollection):
-                # On few examples, different metrics may look the same and be grouped.
-                part._enable_compute_groups = False
-    return spares
-
-
-def _detach(part: nn.Module, memo: dict[int, Any]) -> None:
-    """Let a deep copy hold values without graph in place of those with one, which deepcopy would refuse."""
-
-    def note(value: Tensor) -> Tensor:
-        if value.grad_fn is not None:
-            memo[id(value)] = value.detach().clone()
-        return value
-
-    for metric in part.modules():
-        apply_to_collection(vars(metric), Tensor, note)
-
-
-@contextmanager
-def in_use(spares: Sequence[Spare]) -> Iterator[None]:
-    """Replace the original metrics, which may be in the middle of an epoch, by empty copies inside a ``with`` block."""
-    originals = [getattr(parent, name) for parent, name, _ in spares]
-    try:
-        for parent, name, copy in spares:
-            copy.reset()
-            setattr(parent, name, copy)
-        yield
-    finally:
-        for (parent, name, _), original in zip(spares, originals, strict=True):
-            setattr(parent, name, original)

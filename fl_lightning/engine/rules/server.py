@@ -8,68 +8,31 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.better import Better, better_of
 from fl_lightning.engine.federation.clients import TRANSFER_HOOKS
 from fl_lightning.engine.federation.data import ClientIds, FederatedData
-from fl_lightning.engine.module.logged import MetricLog, Spare, examples_in, in_use, spare_metrics
+from fl_lightning.engine.module.logged import MetricLog, examples_in
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.validation import Validation
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.lightning_private import log_again, transfer
 from fl_lightning.seeding import derive, generator, isolated, seed_globals
 
 NAMED = 10  # clients in a line
 NO_FIT = "no fit is going on: clients train, and have optimizers, from a fit's on_train_start to its on_fit_end"
-
-
-@contextlib.contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode inside a ``with`` block; each submodule then returns to its former mode.
-
-    >>> from torch import nn
-    >>> from fl_lightning import evaluating
-    >>> network = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
-    >>> with evaluating(network):
-    ...     network.training
-    False
-    >>> network.training
-    True
-    """
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
-@contextlib.contextmanager
-def _in_stage(trainer: Trainer, stage: RunningStage | None) -> Iterator[None]:
-    """Let the Trainer be in a stage inside a ``with`` block."""
-    before = trainer.state.stage
-    trainer.state.stage = stage
-    try:
-        yield
-    finally:
-        trainer.state.stage = before
-
-
-def _drop(*args: Any, **kwargs: Any) -> None:
-    """Take what a module logs, and keep nothing."""
 
 
 class Server(LightningModule):
@@ -100,7 +63,6 @@ class Server(LightningModule):
         self.rounds_before = 0
         self.seconds_looking = 0.0
         self._state: ModuleState | None = None  # the rest of the global module, while a fit lasts
-        self._stage: RunningStage | None = None  # the round's, inside of `validating`
         self._train_again: Callable[..., Tensor] | None = None  # trains a second model of a client, while a fit lasts
 
     @property
@@ -213,7 +175,7 @@ class Server(LightningModule):
         """Log a metric of this round, from ``aggregate`` to ``on_round_end``; loggers get the round as their step."""
         # A tensor on the CPU, since Lightning would put a number on the device, and wait for it there.
         scalar = torch.tensor(value, dtype=torch.get_default_dtype())
-        with _in_stage(self.trainer, self._stage or self.trainer.state.stage):
+        with self.validation.interrupted():
             if not log_again(self, name, scalar):
                 self.log(name, scalar, prog_bar, logger, on_step=False, on_epoch=True, batch_size=1)
 
@@ -304,25 +266,13 @@ class Server(LightningModule):
         """Let ``self.trainer`` of the client module show the run inside a ``with`` block; done by an orchestrator."""
         return contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def validating(self, log: Callable[..., None] = _drop) -> Iterator[None]:
+    def validating(self) -> contextlib.AbstractContextManager[None]:
         """Treat the client module inside a ``with`` block as the Trainer's validation does.
 
         The module is in evaluation mode, ``self.trainer.validating`` is true, and ``training`` is not, in the transfer
-        hooks, too. The module's torchmetrics objects are empty copies.
-
-        Args:
-            log: takes what the module logs, in place of ``self.log``; by default all is dropped.
+        hooks, too. What the module logs is dropped, and its torchmetrics objects are empty copies.
         """
-        usual, stage = self.client.log, self._stage
-        self._stage = stage or self.trainer.state.stage
-        self.client.log = log  # type: ignore[method-assign]
-        try:
-            with in_use(self.spares), evaluating(self.client), _in_stage(self.trainer, RunningStage.VALIDATING):
-                yield
-        finally:
-            self._stage = stage
-            self.client.log = usual  # type: ignore[method-assign]
+        return self.validation.going_on()
 
     def loss_and_gradient(self, params: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the client module's training loss and its gradient at given parameters.
@@ -392,7 +342,8 @@ class Server(LightningModule):
     def evaluate(self, batches: Iterable[Any]) -> dict[str, float]:
         """Collect the metrics that the client module's ``validation_step`` logs on batches, at its current parameters.
 
-        The Trainer's own validation, and the torchmetrics objects that it uses, are not affected.
+        The Trainer's own validation, and the torchmetrics objects that it uses, are not affected. Other hooks, such as
+        ``on_validation_epoch_end``, are not called; a line says once which metrics the module logs there.
 
         Args:
             batches: batches as the data module returns them, before the transfer hooks.
@@ -410,7 +361,8 @@ class Server(LightningModule):
             self.note_better(name, value, **kwargs)
             logged.add(name, value, *args, in_batch=size, **kwargs)
 
-        with self.validating(log), torch.no_grad():
+        self.validation.tell_elsewhere()
+        with self.validation.going_on(log), torch.no_grad():
             for index, batch in enumerate(map(self.prepare_batch, batches)):
                 size = examples_in(batch)
                 with self.trainer.precision_plugin.val_step_context():
@@ -424,14 +376,14 @@ class Server(LightningModule):
         """Forget what holds for one fit alone."""
         self._state = None
         self._train_again = None
-        vars(self).pop("spares", None)
+        vars(self).pop("validation", None)
         vars(self).pop("batches_ready", None)
         vars(self).pop("hooks_by_example", None)
 
     @cached_property
-    def spares(self) -> list[Spare]:
-        """Copies of the client module's torchmetrics objects, while a fit lasts."""
-        return spare_metrics(self.client)
+    def validation(self) -> Validation:
+        """Lets the client module be validated within a round, while a fit lasts."""
+        return Validation(self.client, self.trainer)
 
     @cached_property
     def batches_ready(self) -> bool:

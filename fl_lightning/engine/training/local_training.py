@@ -66,7 +66,7 @@ class LocalTraining:
         self.trainer.begin(run)
         try:
             with values_of(f"{type(self.module).__name__}.configure_optimizers"):
-                self._first, _ = make_optimizers(self.module)
+                self._first, _ = make_optimizers(self.module, self.settings)
         finally:
             self.end(None)
         return self._first

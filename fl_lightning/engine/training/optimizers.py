@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import ceil
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -13,15 +14,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fl_lightning.engine.rules.server_optimizer import make_schedulers
-from fl_lightning.engine.rules.work import Factors
+from fl_lightning.engine.rules.work import Factors, LocalSettings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.lightning_private import optimizers_and_schedules
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # learning rates in a parameter group; the last two are OneCycleLR's
 
 
-def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+def make_optimizers(
+    module: LightningModule, work: LocalSettings | None = None
+) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Make optimizers and schedules with the module's ``configure_optimizers``, in any form that Lightning accepts.
+
+    Args:
+        module: the module.
+        work: the local work of every client, to warn of schedules that change no rate in it; None for no warning.
 
     Raises:
         ConfigurationError: ``configure_optimizers`` returns no optimizer, a ReduceLROnPlateau that could change a rate
@@ -43,15 +50,19 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
         )
     schedules = []
     for config in configs:
-        if config.reduce_on_plateau:
-            _check_patience(module, config)
-        else:
+        idle = _plateau(module, config) if config.reduce_on_plateau else _too_few_epochs(module, config, work)
+        if work is not None and idle:
+            rank_zero_warn(
+                f"{type(config.scheduler).__name__} of {name} changes no learning rate: {idle}; for rates that change "
+                "from round to round, set model.local_lr_scheduler"
+            )
+        if not config.reduce_on_plateau:
             schedules.append(config)
     return optimizers, schedules
 
 
-def _check_patience(module: LightningModule, config: LRSchedulerConfig) -> None:
-    """Warn that a ReduceLROnPlateau waits for more steps than a client takes, and so changes no learning rate.
+def _plateau(module: LightningModule, config: LRSchedulerConfig) -> str:
+    """Say why a ReduceLROnPlateau changes no learning rate: it waits for more steps than a client takes.
 
     Raises:
         ConfigurationError: the schedule could change a rate.
@@ -67,10 +78,17 @@ def _check_patience(module: LightningModule, config: LRSchedulerConfig) -> None:
             f"nothing to monitor in its {steps} {config.interval}s of a round: use a scheduler that goes by steps or "
             f"epochs, a patience of at least {steps}, or model.local_lr_scheduler, which goes by rounds"
         )
-    rank_zero_warn(
-        f"ReduceLROnPlateau of {name} changes no learning rate: its patience of {patience} is longer than a client's "
-        f"round ({steps} {config.interval}s); for rates that fall from round to round, set model.local_lr_scheduler"
-    )
+    return f"its patience of {patience} is longer than a client's round ({steps} {config.interval}s)"
+
+
+def _too_few_epochs(module: LightningModule, config: LRSchedulerConfig, work: LocalSettings | None) -> str | None:
+    """Say why a schedule that the module does not step itself changes no learning rate; None if it may change one."""
+    if work is None or work.epochs is None or not module.automatic_optimization or config.interval != "epoch":
+        return None
+    if ceil(work.epochs) > config.frequency:
+        return None
+    after = "each epoch" if config.frequency == 1 else f"{config.frequency} epochs"
+    return f"it begins anew in each round, goes by one step after {after}, and a client's round has {work.epochs:g}"
 
 
 def scale_rates(

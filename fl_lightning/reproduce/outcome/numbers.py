@@ -131,8 +131,11 @@ def unknown_measures(experiment: Experiment, jobs: Iterable[Job]) -> list[str]:
     asked = {_starred(metric_and_factor(name)[0]) for name in experiment.measures}
     lines = []
     for name in sorted(asked - logged):
-        near = nearest(name, logged)
+        whole_round = f"{name}_epoch"  # beside the last step's, where a module logs both
+        near = whole_round if whole_round in logged else nearest(name, logged)
         hint = f"; did you mean {near}?" if near else ""
+        if "," in name:
+            hint = f"; name several with a space between them: --measures {' '.join(name.split(','))}"
         lines.append(f"{experiment.id}: the runs log no {name}, but {', '.join(sorted(logged))}{hint}")
     return lines
 

@@ -1,6 +1,7 @@
 """The Trainer as a client's module sees it: sizes and rates are the client's; zoo/optimizers.py compares all else."""
 
 import csv
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,31 @@ def test_what_looks_at_a_model_in_a_round_validates_as_the_trainer_does(monitor:
     assert "val/lost" not in run.callback_metrics
 
 
+class Ends(Augments):
+    """Logs one metric of its validation when that is over."""
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val/end", 1.0)
+        if self.trainer.run is None:  # type: ignore[attr-defined]
+            self.log("val/after", 2.0)
+
+
+@pytest.mark.parametrize(("make", "count"), [(Augments, 0), (Ends, 1)])
+def test_what_is_logged_after_validation_and_monitors_leave_out_is_told_once(make: Any, count: int) -> None:
+    examples = TensorDataset(torch.randn(20, 4), torch.arange(20) % 3)
+    data = FederatedDataModule.from_loaders(examples, val=examples, num_clients=2, held_out=0.5, batch_size=4)
+    run = trainer(PersonalEvaluation(), TrainingEvaluation(), rounds=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.fit(FederatedOrchestrator(make(), on_bad_update="raise"), datamodule=data)
+    told = [str(warning.message) for warning in caught if "monitors leave out" in str(warning.message)]
+    names = (
+        "Ends logs val/end in on_validation_epoch_end, val/after in on_validation_epoch_end, which monitors leave out"
+    )
+    assert len(told) == count
+    assert all(text.startswith(names) for text in told)
+
+
 # Rates over the rounds
 
 
@@ -229,6 +255,27 @@ def test_the_learning_rate_monitor_shows_the_clients_rates(tmp_path: Path) -> No
         shown = [row for row in csv.DictReader(file) if row["lr-client/pg1"]]
     rates = [tuple(float(row[name]) for name in ("lr-client/pg1", "lr-client/pg2", "lr-SGD")) for row in shown]
     assert rates == [(1.0, 0.1, 1.0), (0.5, 0.05, 1.0)]
+
+
+class ByHand(Quadratic):
+    """Two optimizers of one class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.parameters(), lr=lr) for lr in (0.1, 0.02)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Learn nothing."""
+
+
+def test_the_learning_rate_monitor_numbers_several_optimizers(tmp_path: Path) -> None:
+    monitor = LearningRateMonitor()
+    run = trainer(monitor, rounds=2, logger=CSVLogger(tmp_path))
+    run.fit(FederatedOrchestrator(ByHand(), local_lr_decay=0.5), datamodule=ToyData())
+    assert monitor.lrs == {"lr-SGD": [1.0, 1.0], "lr-client-1": [0.1, 0.05], "lr-client-2": [0.02, 0.01]}
 
 
 def test_a_schedule_and_a_decay_are_refused_together() -> None:

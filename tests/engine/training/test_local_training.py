@@ -3,6 +3,8 @@ of all kinds; here are accumulation and clipping, counts of steps, the order of 
 """
 
 import gc
+import re
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -115,6 +117,43 @@ def test_a_plateau_that_a_client_never_reaches() -> None:
         ends_where_the_trainer_does(Row(Patient))
     with pytest.raises(ConfigurationError, match=r"patience of 2.* 5 epochs .*a patience of at least 5"):
         as_client(Row(Patient), 5)
+
+
+class Steps(Net):
+    """A rate that falls by a schedule of the module's own, as Lightning steps it."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def configure_optimizers(self) -> Any:
+        sgd = torch.optim.SGD(self.parameters(), lr=0.1)
+        return {"optimizer": sgd, "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.StepLR(sgd, 1), **self.config}}
+
+
+@pytest.mark.parametrize(
+    ("config", "work", "told"),
+    [
+        ({}, {"local_epochs": 1}, "StepLR .* no learning rate: it begins anew .* one step after each epoch, .* has 1;"),
+        (
+            {"frequency": 2},
+            {"local_epochs": 1.5},
+            "one step after 2 epochs, and a client's round has 1.5; .*_scheduler",
+        ),
+        ({}, {"local_epochs": 1.5}, None),
+        ({"frequency": 2}, {"local_epochs": 3}, None),
+        ({"interval": "step"}, {"local_epochs": 1}, None),
+        ({}, {"local_steps": 1}, None),
+    ],
+)
+def test_a_schedule_that_goes_by_epochs_in_a_round_of_one(config: Any, work: Any, told: str | None) -> None:
+    """Said once, not in each of three rounds."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer(rounds=3).fit(FederatedOrchestrator(Steps(**config), **work), datamodule=Same())
+    said = [str(warning.message) for warning in caught if "no learning rate" in str(warning.message)]
+    assert len(said) == (told is not None)
+    assert told is None or re.search(told, said[0])
 
 
 class NoOptimizer(Net):

@@ -234,4 +234,9 @@ def test_measures_that_no_run_logs_are_named(tmp_path: Path) -> None:
         f"x/table-1: the runs log no val/topp1, but {log}; did you mean val/top1?",
     ]
     assert unknown_measures(experiment(measures=asked), runs) == []
+    both = [finished(tmp_path, 4, **{"val/loss_step": [1], "val/loss_epoch": [2]})]
+    (of_both,) = unknown_measures(experiment((), measures=("val/loss",)), both)
+    assert of_both.endswith("; did you mean val/loss_epoch?")
+    (joined,) = unknown_measures(experiment((), measures=("val/loss_step,val/loss_epoch",)), both)
+    assert joined.endswith("; name several with a space between them: --measures val/loss_step val/loss_epoch")
     assert unknown_measures(experiment((), measures=asked), [waiting(tmp_path, 3)]) == [], "none has begun"
