@@ -37,11 +37,13 @@ def _clear(answer: Answer) -> tuple[str, list[str]]:
 
 
 def _not_clear(answer: Answer) -> tuple[str, list[str]]:
-    """Name the cheapest method whose interval is above FedAvg, which is advised; nothing is if there is none."""
+    """Name the cheapest method whose interval is above FedAvg, which is advised; or else the best, which may be one."""
     text = f"None is proved to, over {answer.searches} searches."
     above = [method for method in answer.p if answer.once["gain"][method] > answer.once["half"][method]]
     if not above:
-        return f"{text} None seems to: use FedAvg, its rate tuned.", []
+        best = max(answer.p, key=lambda method: answer.once["gain"][method])
+        text += f" FedAvg, its rate tuned, is the plain choice. The largest gain, that of {best}, may be chance:"
+        return f"{text} {answer.gain(best)}, at twice the rounds {answer.gain_at_twice(best)}.", [best]
     cheapest = min(above, key=answer.cost)
     price = answer.price(cheapest)
     costs = f"needs {' and '.join(price)}" if price else "costs no more"
