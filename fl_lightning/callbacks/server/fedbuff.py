@@ -18,6 +18,7 @@ from fl_lightning import (
     Server,
     check_not_negative,
     check_within,
+    rules_of,
 )
 
 
@@ -32,7 +33,8 @@ class FedBuff(FederatedCallback):
         power: p >= 0; 0 ignores staleness.
 
     Raises:
-        ConfigurationError: ``power`` is negative; the sampler is no ArrivalSampler, or there is ``availability``.
+        ConfigurationError: ``power`` is negative; the sampler is no ArrivalSampler, or there is ``availability``; a
+            rule behind weighs clients anew, as ``PCGrad`` does.
     """
 
     settles = frozenset({"base weights"})
@@ -67,6 +69,13 @@ class FedBuff(FederatedCallback):
                 f"{type(self).__name__} needs data.sampler: ArrivalSampler, which says when clients arrive, and no "
                 f"data.availability, got {got}"
             )
+        rules = rules_of(trainer)
+        for rule in rules[rules.index(self) + 1 :]:
+            if "base weights" in rule.settles:
+                raise ConfigurationError(
+                    f"{type(rule).__name__} weighs clients anew, which undoes the weights of {type(self).__name__} by "
+                    f"staleness: put {type(rule).__name__} before it"
+                )
 
     def _arrivals(self, orchestrator: Server) -> Arrivals:
         data: Any = orchestrator.data

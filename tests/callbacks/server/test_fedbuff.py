@@ -11,7 +11,7 @@ from lib.toy import Capture, GivenData, InTurn, Linear, close, trainer
 from lib.two_devices import on_two_devices
 
 from fl_lightning import ArrivalSampler, Availability, ConfigurationError, FederatedOrchestrator, UniformSampler
-from fl_lightning.callbacks import FedAsync, FedAvg, FedBuff, FedProx
+from fl_lightning.callbacks import FedAsync, FedAvg, FedBuff, FedDyn, FedProx, PCGrad
 from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
 ROWS = torch.tensor([[-1.0, 0.0], [0.0, -2.0], [-4.0, 1.0], [2.0, 2.0]]).double()
@@ -110,3 +110,12 @@ def test_it_needs_to_know_when_clients_arrive(settings: dict[str, Any], got: str
         )
     with pytest.raises(ConfigurationError, match="power must be at least 0"):
         FedBuff(-1.0)
+
+
+@pytest.mark.parametrize("other", [PCGrad, FedDyn])
+def test_weights_by_staleness_are_not_undone(other: Any) -> None:
+    """A rule that averages uniformly goes before."""
+    data = GivenData(ROWS, sampler=ArrivalSampler(busy=2), participation=2)
+    trainer(other(), FedBuff()).fit(FederatedOrchestrator(Linear(2)), datamodule=data)
+    with pytest.raises(ConfigurationError, match=rf"undoes the weights of FedBuff .*: put {other.__name__} before it"):
+        trainer(FedBuff(), other()).fit(FederatedOrchestrator(Linear(2)), datamodule=data)
