@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.optimizer import (
     LightningOptimizer,
     _configure_optimizers,
@@ -37,6 +38,11 @@ def started_from_outside(trainer: Trainer) -> bool:
 def keep_samplers(trainer: Trainer) -> None:
     """Keep the Trainer from replacing the loaders' samplers by distributed samplers."""
     trainer._accelerator_connector.use_distributed_sampler = False
+
+
+def saves_by_time(callback: ModelCheckpoint) -> bool:
+    """Tell whether a ModelCheckpoint was asked to save after a time."""
+    return callback._train_time_interval is not None
 
 
 def set_step(trainer: Trainer, step: int) -> None:

@@ -3,12 +3,14 @@
 import ast
 import inspect
 import pkgutil
+from datetime import timedelta
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import torch
 from lib.toy import Net, trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 import fl_lightning
 from fl_lightning import lightning_private as private
@@ -124,6 +126,11 @@ def test_private_names_of_others_stand_only_where_the_tables_say() -> None:
     foreign = {file: (names - own) | theirs.get(file, set()) for file, names in used.items()}
     assert foreign.pop("lightning_private.py")
     assert {file: names for file, names in foreign.items() if names} == LIGHTNING | OTHERS
+
+
+def test_saves_by_time() -> None:
+    assert not private.saves_by_time(ModelCheckpoint(every_n_epochs=2))
+    assert private.saves_by_time(ModelCheckpoint(train_time_interval=timedelta(seconds=1)))
 
 
 def test_synchronizes_batchnorm() -> None:

@@ -12,6 +12,8 @@ from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
     StochasticWeightAveraging,
     ThroughputMonitor,
 )
@@ -31,7 +33,7 @@ from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.rules.callback import FederatedCallback, Monitor, Part, is_anonymous, overrides
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.errors import ConfigurationError, TrainingError, check_at_least, check_choice
-from fl_lightning.lightning_private import synchronizes_batchnorm
+from fl_lightning.lightning_private import saves_by_time, synchronizes_batchnorm
 
 
 def check_settings(given: Mapping[str, Any]) -> None:
@@ -66,6 +68,8 @@ INSTEAD = {  # of the Trainer's flags: what to use in their place
     "precision": "bf16-mixed or 16-mixed: the global model and the updates must stay float32",
     "strategy": "strategy: client_parallel, whose devices train different clients (this one would split each client's "
     "batches, and so train another algorithm)",
+    "reload_dataloaders_every_n_epochs": "client_batches(client, order) of a data module of your own, called for "
+    "each client in each round",
     "sync_batchnorm": "sync_batchnorm=False, because synchronizing would mix the statistics of different clients",
 }
 
@@ -83,6 +87,7 @@ def check_trainer(trainer: Trainer) -> None:
         "val_check_interval": _is_not_all(flags.val_check_interval),
         f"precision={flags.precision}": flags.precision in ("16-true", "bf16-true"),
         f"strategy={type(flags.strategy).__name__}": splits,
+        "reload_dataloaders_every_n_epochs": flags.reload_dataloaders_every_n_epochs,
         "sync_batchnorm": synchronizes_batchnorm(trainer),
     }
     if flags.check_val_every_n_epoch is not None:
@@ -105,6 +110,8 @@ UNSUITABLE: dict[type[Callback], str] = {  # Lightning's callbacks that need the
     GradientAccumulationScheduler: "accumulates the Trainer's batches, which are clients here: set "
     "model.accumulate_grad_batches",
     ThroughputMonitor: "counts the Trainer's batches, which are clients here: read timings.csv of the RoundTimer",
+    ModelPruning: "replaces parameters by masked ones, which no update reaches: use torch.nn.utils.prune before the "
+    "fit, and a rule of your own to keep the zeros",
     SpikeDetection: "looks at the losses of the Trainer's batches, which are clients here: set model.on_bad_update, "
     "or use EarlyStopping on train/loss",
 }
@@ -116,6 +123,11 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
         for kind, reason in UNSUITABLE.items():
             if isinstance(callback, kind):
                 raise ConfigurationError(f"{type(callback).__name__} {reason}")
+        if isinstance(callback, ModelCheckpoint) and saves_by_time(callback):
+            raise ConfigurationError(
+                f"{type(callback).__name__} never saves by train_time_interval here, where a batch is a client: set "
+                "every_n_epochs, in rounds"
+            )
 
 
 def _is_not_all(limit: float) -> bool:
@@ -347,7 +359,7 @@ def check_trainable(module: LightningModule, expected: Sequence[Tensor], now: Se
     raise ConfigurationError(
         f"round {round}: the trainable parameters of {type(module).__name__} have changed since the fit began "
         f"({', '.join(names[:3]) or 'a parameter is new or gone'}): rules need one set for a whole fit; freeze and "
-        "unfreeze before it, or start a second fit from this one's checkpoint"
+        "unfreeze before it, or start a second fit with this one's checkpoint as model.init_from"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import (
@@ -97,6 +98,11 @@ def training_data(datamodule: LightningDataModule) -> tuple[Examples, dict[str, 
         raise ConfigurationError(
             f"expected {name} to pass over its dataset once, got {type(sampler).__name__}: clients shuffle their own "
             "examples; leave the sampler out, or give a Subset"
+        )
+    if loader.worker_init_fn is not None:
+        rank_zero_warn(
+            f"the worker_init_fn of {name} is not called: clients read their examples by loaders of their own "
+            "(data.num_workers), which seed each example; let the dataset open what it needs when it is first read"
         )
     collate = None if loader.collate_fn is default_collate else loader.collate_fn
     settings = {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "collate_fn": collate}

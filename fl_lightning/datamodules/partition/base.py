@@ -40,7 +40,12 @@ class Partition:
                 f"expected num_clients >= 1 and examples to deal, got num_clients={num_clients} and {len(labels)} "
                 "examples: raise them"
             )
-        owners = self.owners(labels.cpu().numpy(), num_clients, generator)
+        owners = np.asarray(self.owners(labels.cpu().numpy(), num_clients, generator))
+        if not np.issubdtype(owners.dtype, np.integer):
+            raise ConfigurationError(
+                f"expected {type(self).__name__}.owners to return whole numbers, the client of each example, got "
+                f"{owners.dtype}: return integers"
+            )
         if owners.shape != labels.shape[:1] or owners.min() < 0 or owners.max() >= num_clients:
             raise ConfigurationError(
                 f"expected {type(self).__name__}.owners to return {len(labels)} clients from 0 to {num_clients - 1}, "

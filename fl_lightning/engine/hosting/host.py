@@ -84,6 +84,15 @@ class ClientHost(Server):
         return self._shown
 
     @override
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name.startswith("_") or name == "client" or not hasattr(self.client, name):
+                raise
+            raise AttributeError(f"{error}, but its client module has: pl_module.client.{name}") from None
+
+    @override
     def _showing_run(self) -> AbstractContextManager[None]:
         return self.shown.showing_run()
 

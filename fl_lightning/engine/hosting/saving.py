@@ -93,7 +93,8 @@ def check_state(own: Mapping[str, Any], saved: Mapping[str, Any], strict: bool =
         if here != there:
             raise ConfigurationError(
                 f"the checkpoint is of another model: {name} has {there} there and {here} here; "
-                "start with the config the checkpoint was made with (config.yaml beside its folder)"
+                "start with the config the checkpoint was made with (config.yaml beside its folder), or take weights "
+                "alone, those of a plain Lightning checkpoint, too, by model.init_from"
             )
 
 

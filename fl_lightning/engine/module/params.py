@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fl_lightning.errors import ConfigurationError
 
+INTEGERS = {4: torch.int32, 8: torch.int64}  # by the size of a number in bytes
 NAMED_PARAMETERS = 12  # largest number of parameters that a message names
 
 
@@ -272,6 +273,11 @@ def layers(module: nn.Module) -> Iterator[tuple[str, int]]:
     trained = [(name, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
     for layer, parameters in groupby(trained, lambda named: named[0].rpartition(".")[0] or named[0]):
         yield layer, sum(size for _, size in parameters)
+
+
+def bits_of(vector: Tensor) -> Tensor:
+    """Read a vector's numbers as integers of the same bits, of which nan equals nan."""
+    return vector.detach().view(INTEGERS[vector.element_size()])
 
 
 def is_finite(vector: Tensor) -> bool:

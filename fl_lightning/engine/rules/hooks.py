@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import finish_work
 from fl_lightning.engine.module.failures import guard_hook
+from fl_lightning.engine.module.params import bits_of
 from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.rules.callback import CLIENT_HOOKS, FederatedCallback, Monitor, overrides
 from fl_lightning.engine.rules.local_part import ClientPart
@@ -132,6 +133,8 @@ def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
         if torch.compiler.is_dynamo_compiling():
             return hook(*args)
         before = _count_writes(args[place])
+        fixed = _model_to_leave(rule, name, args)
+        bits = 0 if fixed is None else int(bits_of(fixed).sum())
         value = hook(*args)
         expected = None if _are_groups(rule, name, value) else _expected_instead(name, value, args)
         if expected is not None:
@@ -141,11 +144,20 @@ def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
         written = [part for part, count in before.items() if after[part] != count]
         if name in BEFORE_STEP and not torch.equal(args[0].params, args[1].anchor):
             written.append("orchestrator.params")
+        if fixed is not None and int(bits_of(fixed).sum()) != bits:
+            written.append("orchestrator.params" if name == "on_round_end" else "run.params")
         if written:
             raise ConfigurationError(f"{label} must leave {written[0]} as it is, but writes to it: change a copy")
         return value
 
     return call
+
+
+def _model_to_leave(rule: Any, name: str, args: Any) -> Tensor | None:
+    """Return the parameters (P,) that a hook must leave: of a monitor each, of a rule that at the round's end."""
+    if name == "on_round_end":
+        return args[0].params  # type: ignore[no-any-return]
+    return args[1].params if isinstance(rule, Monitor) and name in ("on_client_start", "on_client_end") else None
 
 
 def _are_groups(rule: Any, name: str, value: Any) -> bool:

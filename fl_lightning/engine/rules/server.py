@@ -80,7 +80,8 @@ class Server(LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer outside its __init__
         if not isinstance(data, FederatedData):
             raise ConfigurationError(
-                f"expected trainer.fit(orchestrator, datamodule=a FederatedDataModule), got {type(data).__name__}"
+                f"expected trainer.fit(orchestrator, datamodule=a FederatedDataModule), got {type(data).__name__}: an "
+                "ordinary one becomes federated by FederatedDataModule.from_datamodule(…, num_clients=…)"
             )
         return data
 

@@ -33,6 +33,7 @@ UNHELPFUL = (
     ".*resuming from a checkpoint that ended before the epoch ended.*",  # Lightning compares rounds with clients
     ".*Checkpoint directory .* exists and is not empty.*",
     ".*`srun` command is available.*",  # on a machine with SLURM; one process needs none
+    ".*manual optimization and every_n_train_steps.*",  # the files are those of the new global model
     ".*smaller than the logging interval.*",  # Lightning counts clients, and metrics are logged by round
 )
 

@@ -120,6 +120,16 @@ def test_a_data_module_serves_as_it_is() -> None:
     assert (given.batch_size, given.drop_last, given.collate_fn, given.seed) == (2, False, tuple, 5)
 
 
+def test_a_function_that_begins_workers_is_told_not_to_be_called() -> None:
+    class Begins(Ordinary):
+        def train_dataloader(self) -> Any:
+            loader: Any = super().train_dataloader()
+            return DataLoader(loader.dataset, loader.batch_size, worker_init_fn=print)
+
+    with pytest.warns(UserWarning, match=r"the worker_init_fn of Begins.train_dataloader\(\) is not called"):
+        PartitionedData(Begins(), num_clients=2).setup("fit")
+
+
 def test_own_numbers_of_examples_count() -> None:
     """Of 8 rows, each of two clients has 4; a subclass that counts each row twice has 8."""
 

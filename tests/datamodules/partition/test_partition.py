@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,3 +251,13 @@ def test_refuses_a_partition_that_names_clients_that_are_not_there() -> None:
 
     with pytest.raises(ConfigurationError, match=r"Broken\.owners to return 4 clients from 0 to 1, got 4 from 2 to 3"):
         split(Broken(), torch.arange(4) % 2, 2)
+
+
+@pytest.mark.parametrize(("given", "got"), [([0, 1, 0, 1], None), (np.array([0.0, 1.0, 0.0, 1.0]), "float64")])
+def test_a_partition_may_name_clients_in_a_list_but_by_whole_numbers(given: Any, got: str | None) -> None:
+    own = type("Own", (Partition,), {"owners": lambda self, labels, num_clients, generator: given})()
+    if got is None:
+        assert [rows.tolist() for rows in split(own, torch.arange(4) % 2, 2)] == [[0, 2], [1, 3]]
+    else:
+        with pytest.raises(ConfigurationError, match=rf"Own\.owners to return whole numbers, .* got {got}: return"):
+            split(own, torch.arange(4) % 2, 2)

@@ -1,5 +1,6 @@
 """Lightning's own callbacks: those that would mean something else are refused by name; evaluations need their steps."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from lightning.pytorch.callbacks import (
     DeviceStatsMonitor,
     GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
     StochasticWeightAveraging,
     ThroughputMonitor,
 )
@@ -31,6 +34,8 @@ REFUSED: list[Callback] = [
     GradientAccumulationScheduler({0: 2}),
     ThroughputMonitor(batch_size_fn=len),
     SpikeDetection(),
+    ModelPruning("l1_unstructured"),
+    ModelCheckpoint(train_time_interval=timedelta(seconds=1)),
 ]
 
 
@@ -42,9 +47,19 @@ def test_callbacks_that_mean_something_else_are_refused(callback: Callback) -> N
         def configure_callbacks(self) -> list[Callback]:
             return [callback]
 
-    for module, run in ((Bringing(), trainer()), (Quadratic(), trainer(callback))):
+    saves = {"enable_checkpointing": isinstance(callback, ModelCheckpoint)}
+    for module, run in ((Bringing(), trainer(**saves)), (Quadratic(), trainer(callback, **saves))):
         with pytest.raises(ConfigurationError, match=f"^{type(callback).__name__} .*: (use|set|read) "):
             run.fit(FederatedOrchestrator(module), datamodule=ToyData())
+
+
+def test_what_the_client_module_has_is_named() -> None:
+    """In a callback that takes the orchestrator for the module."""
+    orchestrator = FederatedOrchestrator(Quadratic())
+    with pytest.raises(AttributeError, match=r"has no attribute 'w', but its client module has: pl_module.client.w"):
+        orchestrator.w  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        orchestrator.nothing  # noqa: B018
 
 
 @pytest.mark.parametrize("method", ["scale_batch_size", "lr_find"])

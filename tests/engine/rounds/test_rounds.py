@@ -320,6 +320,7 @@ def test_fast_dev_run(batches: Any, expected: tuple[float, float]) -> None:
         {"val_check_interval": 0.5},
         {"val_check_interval": 1},
         {"precision": "bf16-true"},
+        {"reload_dataloaders_every_n_epochs": 1},
     ],
     ids=str,
 )

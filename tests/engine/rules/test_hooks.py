@@ -11,8 +11,9 @@ import pytest
 import torch
 from lib.rules import TinyClassifier, TinyData
 from lib.toy import GivenData, Linear, trainer
+from lightning.pytorch import Callback
 
-from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator
+from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, Monitor
 from fl_lightning.callbacks import PersonalEvaluation
 from fl_lightning.engine.module.failures import RuleError
 
@@ -134,7 +135,11 @@ def writes(name: str) -> Any:
             for name in ("anchor", "weights", "mixing", "gram", "deltas", "losses")
         ),
         ("update", "weights", "cohort.weights"),
-        *((hook, name, "orchestrator.params") for hook in ("aggregate", "update") for name in ("params", "parameter")),
+        *(
+            (hook, name, "orchestrator.params")
+            for hook in ("aggregate", "update", "on_round_end")
+            for name in ("params", "parameter")
+        ),
     ],
 )
 def test_what_others_read_is_not_written(hook: str, name: str, told: str) -> None:
@@ -143,6 +148,40 @@ def test_what_others_read_is_not_written(hook: str, name: str, told: str) -> Non
         ConfigurationError, match=rf"^Own.{hook} must leave {told} as it is, but writes to it: change a"
     ):
         fit(hook, writes(name), rounds=2)
+
+
+@pytest.mark.parametrize("hook", ["on_client_start", "on_client_end"])
+def test_a_monitor_does_not_write_to_a_clients_model(hook: str) -> None:
+    """As a rule may."""
+
+    def doubles(self: Any, server: Any, run: Any) -> None:
+        run.params.mul_(2)
+
+    fit(hook, doubles)
+    own = type("Own", (Monitor,), {hook: doubles})()
+    with pytest.raises(ConfigurationError, match=rf"^Own.{hook} must leave run.params as it is, but writes to it"):
+        trainer(own, rounds=2).fit(FederatedOrchestrator(TinyClassifier()), datamodule=TinyData(batch_size=4))
+
+
+def test_no_callback_changes_the_model_between_two_clients() -> None:
+    """Between two rounds it may, as those that average models do."""
+
+    class Adds(Callback):
+        def __init__(self, hook: str) -> None:
+            setattr(self, hook, self.add)
+
+        def add(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            with torch.no_grad():
+                next(pl_module.client.parameters()).add_(1)
+
+    def run(hook: str) -> FederatedOrchestrator:
+        orchestrator = FederatedOrchestrator(TinyClassifier())
+        trainer(Adds(hook), rounds=2).fit(orchestrator, datamodule=TinyData(batch_size=4))
+        return orchestrator
+
+    assert run("on_train_epoch_start").rounds_done == 2
+    with pytest.raises(ConfigurationError, match=r"^round 1: the global model has changed before client 1 begins"):
+        run("on_train_batch_end")
 
 
 @pytest.mark.parametrize("at_once", [1, 6])
