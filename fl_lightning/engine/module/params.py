@@ -275,9 +275,10 @@ def layers(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield layer, sum(size for _, size in parameters)
 
 
-def bits_of(vector: Tensor) -> Tensor:
-    """Read a vector's numbers as integers of the same bits, of which nan equals nan."""
-    return vector.detach().view(INTEGERS[vector.element_size()])
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two vectors of one dtype are the same, bit for bit; nan equals nan."""
+    kind = INTEGERS[one.element_size()]
+    return torch.equal(one.detach().view(kind), other.detach().view(kind))
 
 
 def is_finite(vector: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import finish_work
 from fl_lightning.engine.module.failures import guard_hook
-from fl_lightning.engine.module.params import bits_of
+from fl_lightning.engine.module.params import same_bits
 from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.rules.callback import CLIENT_HOOKS, FederatedCallback, Monitor, overrides
 from fl_lightning.engine.rules.local_part import ClientPart
@@ -134,7 +134,7 @@ def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
             return hook(*args)
         before = _count_writes(args[place])
         fixed = _model_to_leave(rule, name, args)
-        bits = 0 if fixed is None else int(bits_of(fixed).sum())
+        kept = None if fixed is None else fixed.detach().clone()
         value = hook(*args)
         expected = None if _are_groups(rule, name, value) else _expected_instead(name, value, args)
         if expected is not None:
@@ -144,7 +144,7 @@ def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
         written = [part for part, count in before.items() if after[part] != count]
         if name in BEFORE_STEP and not torch.equal(args[0].params, args[1].anchor):
             written.append("orchestrator.params")
-        if fixed is not None and int(bits_of(fixed).sum()) != bits:
+        if fixed is not None and kept is not None and not same_bits(fixed, kept):
             written.append("orchestrator.params" if name == "on_round_end" else "run.params")
         if written:
             raise ConfigurationError(f"{label} must leave {written[0]} as it is, but writes to it: change a copy")

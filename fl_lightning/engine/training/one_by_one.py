@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import busy
 from fl_lightning.engine.module.failures import RuleError, error_text, guard_hook
-from fl_lightning.engine.module.params import bits_of
+from fl_lightning.engine.module.params import same_bits
 from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.round import ClientsRound, Round
 from fl_lightning.engine.rules.callback import SENT_HOOKS, START_HOOKS, attributes_kept, sealed_states
@@ -246,7 +245,7 @@ class OneByOne:
         orchestrator = self.orchestrator
         run = None
         self._round = round
-        if not torch.equal(bits_of(orchestrator.params), bits_of(round.anchor)):
+        if not same_bits(orchestrator.params, round.anchor):
             raise ConfigurationError(
                 f"round {round.number}: the global model has changed before client {client} begins: a callback writes "
                 "to it between two clients, such as in on_train_batch_end; change the model between rounds, or let a "
