@@ -171,7 +171,18 @@ class FederatedData(ClientData):
         return clients
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of this device's share of the cohort, in batches of ``clients_per_batch`` client ids."""
+        """Return a loader of this device's share of the cohort, in batches of ``clients_per_batch`` client ids.
+
+        Raises:
+            ConfigurationError: the Trainer trains no orchestrator.
+        """
+        module = self.trainer.lightning_module if self.trainer else None
+        if module is not None and not hasattr(module, "on_batch_passed_on"):
+            name = type(module).__name__
+            raise ConfigurationError(
+                f"expected trainer.fit(FederatedOrchestrator({name}(…)), datamodule=…), got {name} itself: the "
+                "orchestrator trains it on each client"
+            )
         self.cohort_size  # noqa: B018  # raises what is wrong with a client's data; Lightning hides errors of len()
         return DataLoader(_Ids(), batch_sampler=_CohortBatches(self), collate_fn=ClientIds)
 

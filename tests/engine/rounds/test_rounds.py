@@ -330,6 +330,11 @@ def test_trainer_flags_that_mean_something_else_are_refused(flag: dict[str, Any]
         trainer(**flag).fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
 
 
+def test_a_module_without_an_orchestrator_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"FederatedOrchestrator\(Quadratic\(…\)\).*, got Quadratic itself"):
+        trainer().fit(Quadratic(), datamodule=ToyData())
+
+
 def test_other_data_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="FederatedDataModule"):
         trainer().fit(FederatedOrchestrator(Quadratic()), train_dataloaders=[1, 2])
