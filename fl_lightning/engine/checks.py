@@ -110,8 +110,8 @@ UNSUITABLE: dict[type[Callback], str] = {  # Lightning's callbacks that need the
     GradientAccumulationScheduler: "accumulates the Trainer's batches, which are clients here: set "
     "model.accumulate_grad_batches",
     ThroughputMonitor: "counts the Trainer's batches, which are clients here: read timings.csv of the RoundTimer",
-    ModelPruning: "replaces parameters by masked ones, which no update reaches: use torch.nn.utils.prune before the "
-    "fit, and a rule of your own to keep the zeros",
+    ModelPruning: "replaces parameters in the middle of a fit, whose set must stay the same: use torch.nn.utils.prune "
+    "before the fit, and a rule of your own to keep the zeros",
     SpikeDetection: "looks at the losses of the Trainer's batches, which are clients here: set model.on_bad_update, "
     "or use EarlyStopping on train/loss",
 }

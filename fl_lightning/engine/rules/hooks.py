@@ -133,8 +133,7 @@ def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
         if torch.compiler.is_dynamo_compiling():
             return hook(*args)
         before = _count_writes(args[place])
-        fixed = _model_to_leave(rule, name, args)
-        kept = None if fixed is None else fixed.detach().clone()
+        model = _model_to_leave(rule, name, args)
         value = hook(*args)
         expected = None if _are_groups(rule, name, value) else _expected_instead(name, value, args)
         if expected is not None:
@@ -142,10 +141,8 @@ def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
             raise ConfigurationError(f"{label} must return {expected}, got {_describe(value)}: {advice}")
         after = _count_writes(args[place])
         written = [part for part, count in before.items() if after[part] != count]
-        if name in BEFORE_STEP and not torch.equal(args[0].params, args[1].anchor):
-            written.append("orchestrator.params")
-        if fixed is not None and kept is not None and not same_bits(fixed, kept):
-            written.append("orchestrator.params" if name == "on_round_end" else "run.params")
+        if model is not None and not same_bits(*model):
+            written.append("run.params" if name in CLIENT_HOOKS else "orchestrator.params")
         if written:
             raise ConfigurationError(f"{label} must leave {written[0]} as it is, but writes to it: change a copy")
         return value
@@ -153,11 +150,17 @@ def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
     return call
 
 
-def _model_to_leave(rule: Any, name: str, args: Any) -> Tensor | None:
-    """Return the parameters (P,) that a hook must leave: of a monitor each, of a rule that at the round's end."""
+def _model_to_leave(rule: Any, name: str, args: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the parameters (P,) that a hook must leave as they are, and their values now; None if it may write."""
+    if name in BEFORE_STEP:
+        return args[0].params, args[1].anchor
     if name == "on_round_end":
-        return args[0].params  # type: ignore[no-any-return]
-    return args[1].params if isinstance(rule, Monitor) and name in ("on_client_start", "on_client_end") else None
+        params = args[0].params
+    elif isinstance(rule, Monitor) and name in ("on_client_start", "on_client_end"):
+        params = args[1].params
+    else:
+        return None
+    return params, params.detach().clone()
 
 
 def _are_groups(rule: Any, name: str, value: Any) -> bool:

@@ -37,7 +37,7 @@ def _clear(answer: Answer) -> tuple[str, list[str]]:
 
 
 def _not_clear(answer: Answer) -> tuple[str, list[str]]:
-    """Name the cheapest method whose interval is above FedAvg, which is advised; or else the best, which may be one."""
+    """Name the cheapest method whose interval is above FedAvg, which is advised; or else that of the largest gain."""
     text = f"None is proved to, over {answer.searches} searches."
     above = [method for method in answer.p if answer.once["gain"][method] > answer.once["half"][method]]
     if not above:

@@ -151,20 +151,20 @@ def _chosen_values(problems: Sequence[Problem]) -> pd.DataFrame:
 
     Values that are drawn from a list have an empty range.
     """
-    rows: list[dict[str, object]] = []
+    rows = []
     for problem in problems:
         for method in dict.fromkeys(problem.tests[METHOD]):
             space = problem.space(method)
             for name in problem.chosen(method):
                 for option, value in values_in(name, space).items():
-                    row = {METHOD: method, "option": option, "value": value, "range": ""}
+                    row: dict[str, object] = {METHOD: method, "option": option, "value": value, "range": ""}
                     spec = space[option]
                     if isinstance(spec, Mapping):
                         ((scale, (low, high)),) = spec.items()
                         place = place_of(spec, float(value))
-                        rows.append({**row, "range": f"{low} to {high}, {scale}", "place": place})
+                        rows.append(row | {"range": f"{low} to {high}, {scale}", "place": place})
                     elif len(spec) > 1:
-                        rows.append({**row})
+                        rows.append(row)
     return pd.DataFrame(rows)
 
 
