@@ -60,6 +60,7 @@ OTHERS = {  # private names of other libraries
     "engine/validation.py": {"_enable_compute_groups", "_modules"},  # torchmetrics; torch
     "engine/devices/ranks.py": {"_exit"},  # os, where it is public
     "engine/federation/batches.py": {"_version"},  # torch
+    "engine/module/params.py": {"_version"},  # torch
     "engine/module/state.py": {"_buffers"},  # torch
     "engine/rules/hooks.py": {"_version"},  # torch
     "engine/states/sealed.py": {"_version"},  # torch

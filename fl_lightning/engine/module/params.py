@@ -102,6 +102,11 @@ class FlatParameters:
                 parameter.data = view
         return self._vector
 
+    @property
+    def writes(self) -> int:
+        """Number of writes in place to the vector and the parameters, but those by ``.data``; no wait for a GPU."""
+        return self._vector._version + sum(parameter._version for parameter in self.parameters)
+
     def views(self, vector: Tensor) -> list[Tensor]:
         """Cut a (P,) vector into the shapes of the parameters; the parts share its memory."""
         parts = torch.split(vector, [p.numel() for p in self.parameters])
@@ -275,10 +280,19 @@ def layers(module: nn.Module) -> Iterator[tuple[str, int]]:
         yield layer, sum(size for _, size in parameters)
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two vectors of one dtype are the same, bit for bit; nan equals nan."""
-    kind = INTEGERS[one.element_size()]
-    return torch.equal(one.detach().view(kind), other.detach().view(kind))
+def has_changed(vector: Tensor, before: Tensor, writes: int) -> bool:
+    """Tell whether a vector differs from its former values in any bit; nan equals nan.
+
+    On a GPU, which would have to be waited for, only if somebody has written to the vector meanwhile.
+
+    Args:
+        vector: (P,) the vector.
+        before: (P,) its former values.
+        writes: number of writes since then, as :attr:`FlatParameters.writes` counts them.
+    """
+    kind = INTEGERS[vector.element_size()]
+    is_watched = vector.device.type == "cpu" or writes != 0
+    return is_watched and not torch.equal(vector.detach().view(kind), before.detach().view(kind))
 
 
 def is_finite(vector: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import finish_work
 from fl_lightning.engine.module.failures import guard_hook
-from fl_lightning.engine.module.params import same_bits
+from fl_lightning.engine.module.params import has_changed
 from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.rules.callback import CLIENT_HOOKS, FederatedCallback, Monitor, overrides
 from fl_lightning.engine.rules.local_part import ClientPart
@@ -134,6 +134,7 @@ def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
             return hook(*args)
         before = _count_writes(args[place])
         model = _model_to_leave(rule, name, args)
+        writes = 0 if model is None else _count_writes_to_model(args[0], model[0])
         value = hook(*args)
         expected = None if _are_groups(rule, name, value) else _expected_instead(name, value, args)
         if expected is not None:
@@ -141,7 +142,7 @@ def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
             raise ConfigurationError(f"{label} must return {expected}, got {_describe(value)}: {advice}")
         after = _count_writes(args[place])
         written = [part for part, count in before.items() if after[part] != count]
-        if model is not None and not same_bits(*model):
+        if model is not None and has_changed(*model, _count_writes_to_model(args[0], model[0]) - writes):
             written.append("run.params" if name in CLIENT_HOOKS else "orchestrator.params")
         if written:
             raise ConfigurationError(f"{label} must leave {written[0]} as it is, but writes to it: change a copy")
@@ -161,6 +162,11 @@ def _model_to_leave(rule: Any, name: str, args: Any) -> tuple[Tensor, Tensor] | 
     else:
         return None
     return params, params.detach().clone()
+
+
+def _count_writes_to_model(orchestrator: Server, params: Tensor) -> int:
+    """Count the writes in place to the module's parameters, and to those of a run (P,), which may lie elsewhere."""
+    return orchestrator.flat.writes + params._version
 
 
 def _are_groups(rule: Any, name: str, value: Any) -> bool:

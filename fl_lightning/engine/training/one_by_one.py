@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import busy
 from fl_lightning.engine.module.failures import RuleError, error_text, guard_hook
-from fl_lightning.engine.module.params import same_bits
+from fl_lightning.engine.module.params import has_changed
 from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.round import ClientsRound, Round
 from fl_lightning.engine.rules.callback import SENT_HOOKS, START_HOOKS, attributes_kept, sealed_states
@@ -114,6 +114,7 @@ class OneByOne:
         self.hooks = hooks
         self._again = LocalTraining(local.module, local.flat, local.settings, local.trainer, ())  # without any rule
         self._warned_of = set[str]()  # names of attributes that a warning has named
+        self._writes = 0  # to the parameters, up to the end of the last client
 
     def train(self, round: ClientsRound, clients: Sequence[int]) -> None:
         """Train clients of a round, and put the global model back after each."""
@@ -245,7 +246,7 @@ class OneByOne:
         orchestrator = self.orchestrator
         run = None
         self._round = round
-        if not same_bits(orchestrator.params, round.anchor):
+        if has_changed(orchestrator.params, round.anchor, self.local.flat.writes - self._writes):
             raise ConfigurationError(
                 f"round {round.number}: the global model has changed before client {client} begins: a callback writes "
                 "to it between two clients, such as in on_train_batch_end; change the model between rounds, or let a "
@@ -300,6 +301,7 @@ class OneByOne:
         """Put the global model back; return the names of the attributes that training has changed."""
         self.local.flat.clear_gradient()
         self.orchestrator.params.copy_(round.anchor)
+        self._writes = self.local.flat.writes
         return round.state.restore()
 
     def _warn_of(self, client: int, changed: Sequence[str]) -> None:
